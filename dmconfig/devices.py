@@ -1,0 +1,49 @@
+"""Names of devices: many ways to write one, one way to store it."""
+
+from __future__ import annotations
+
+import re
+
+ACCELERATOR_KINDS = ("cuda", "mps", "xpu", "npu", "mlu", "hpu", "musa")
+CPU, DISK = "cpu", "disk"
+DEVICE_FORMS = "cpu, or an accelerator by number (0), kind (cuda) or full name (cuda:0, xpu:1, mps)"
+
+_INDEX = re.compile(r"\d+")
+_FULL = re.compile(r"([a-z]+)(?::(\d+))?")
+
+
+def parse_device(value: object) -> str:
+    """Return the full name of a device: ``cpu``, ``disk`` or ``<kind>:<index>``.
+
+    ``0``, ``"0"``, ``cuda``, ``gpu:0`` and ``cuda:0`` name the same device; an accelerator without an index is the
+    first of its kind.
+
+    Raises: ValueError: for a negative index or a name that is no device, saying what is accepted.
+
+    Example:
+        >>> [parse_device(name) for name in (0, "gpu:1", "cuda", "cpu")]
+        ['cuda:0', 'cuda:1', 'cuda:0', 'cpu']
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"expected a device: {DEVICE_FORMS}")
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError(f"device index {value} is negative; accelerators count from 0")
+        return f"cuda:{value}"
+    text = value.strip()
+    if _INDEX.fullmatch(text):
+        return f"cuda:{int(text)}"
+    if text in (CPU, "cpu:0"):
+        return CPU
+    if text == DISK:
+        return DISK
+    match = _FULL.fullmatch(text)
+    kind = "cuda" if match and match.group(1) == "gpu" else match.group(1) if match else ""
+    if match is None or kind not in ACCELERATOR_KINDS:
+        raise ValueError(f"{value!r} is not a device; accepted are {DEVICE_FORMS}")
+    return f"{kind}:{int(match.group(2) or 0)}"
+
+
+def is_accelerator(device: str) -> bool:
+    """Tell whether a full device name means an accelerator, as opposed to the host's cpu or disk."""
+    return device not in (CPU, DISK)

@@ -1,0 +1,176 @@
+"""Every way dmconfig can fail: problems as data, and the exceptions that carry them.
+
+A ``Problem`` is one finding, complete enough to be shown to a person or a tool; an exception carries all
+the problems of one phase. Text and JSON are renderings of the same data and live in ``report``.
+
+    DMConfigError             exit code
+    ├── DocumentError         2  the file is not the YAML we accept
+    ├── ResolveError          2  an override cannot be applied
+    ├── SpecError             2  the spec says something wrong
+    ├── SourceError           2  a pipeline's folder or a weights file is not what it should be
+    ├── PlanError             3  no placement satisfies the spec on this machine
+    ├── BuildError            4  a component could not be loaded
+    ├── DispatchError         4  a component could not be placed
+    └── RunError              4  the pipeline's call failed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from dmconfig.paths import ROOT, ConfigPath, Location, render_path
+
+
+class Code(StrEnum):
+    """The stable codes. A number is never reused; the name says the kind, in words, beside it."""
+
+    # DM1xx: reading the file
+    FILE_UNREADABLE = "DM101"
+    SYNTAX = "DM102"
+    DUPLICATE_KEY = "DM103"
+    AMBIGUOUS_SCALAR = "DM104"
+    UNSUPPORTED_YAML = "DM105"
+    TOO_LARGE = "DM106"
+    # DM15x: overrides
+    BAD_OVERRIDE = "DM151"
+    OVERRIDE_CONFLICT = "DM152"
+    # DM2xx: the shape of the spec
+    UNSUPPORTED_VERSION = "DM201"
+    UNKNOWN_KEY = "DM202"
+    MISSING_KEY = "DM203"
+    WRONG_TYPE = "DM204"
+    BAD_VALUE = "DM205"
+    BAD_DEVICE = "DM206"
+    DUPLICATE_DEVICE = "DM207"
+    BAD_SIZE = "DM208"
+    BAD_DTYPE = "DM209"
+    # DM3xx: the meaning of the spec
+    NOT_SUPPORTED_YET = "DM301"
+    UNKNOWN_COMPONENT = "DM302"
+    MISSING_COMPONENT = "DM303"
+    UNKNOWN_CLASS = "DM304"
+    CLASS_MISMATCH = "DM305"
+    NOT_A_MODULE = "DM306"
+    UNPLACED_COMPONENT = "DM307"
+    CONTRADICTION = "DM308"
+    UNKNOWN_CALL_ARGUMENT = "DM309"
+    BAD_COMMAND_LINE = "DM310"
+    # DM4xx: sources and weights
+    SOURCE_NOT_FOUND = "DM401"
+    NOT_A_PIPELINE = "DM402"
+    SOURCE_CLASS_DIFFERS = "DM403"
+    WEIGHTS_MISSING = "DM404"
+    WEIGHTS_CORRUPT = "DM405"
+    SIZES_UNKNOWN = "DM406"
+    DOWNLOAD_FAILED = "DM407"
+    # DM5xx: machine and plan
+    NO_SUCH_DEVICE = "DM501"
+    BAD_MACHINE = "DM502"
+    DOES_NOT_FIT = "DM503"
+    # DM6xx: building, placing, running
+    COMPONENT_NOT_LOADED = "DM601"
+    PLACEMENT_DIFFERS = "DM602"
+    CALL_FAILED = "DM603"
+    OUTPUT_NOT_WRITTEN = "DM604"
+    MISSING_PACKAGE = "DM605"
+
+    @property
+    def slug(self) -> str:
+        """The kind in words, e.g. ``unknown-key``."""
+        return self.name.lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One finding: where it is, what is wrong, why that is a problem, and how to mend it.
+
+    ``location`` is the place in the file, when the value came from one; ``origin`` names the override or
+    command-line flag that set it otherwise (``--set device_map.unet``).
+    """
+
+    code: Code
+    what: str
+    path: ConfigPath = ROOT
+    why: str = ""
+    fix: str = ""
+    location: Location | None = None
+    origin: str = ""
+
+
+class DMConfigError(Exception):
+    """Base of all expected failures. ``problems`` holds every finding of the phase, in the order of the file."""
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(sorted(problems, key=_file_order))
+        super().__init__("\n".join(render_problem(problem) for problem in self.problems))
+
+
+class DocumentError(DMConfigError):
+    """The file cannot be read, or is not the YAML dmconfig accepts."""
+
+
+class ResolveError(DMConfigError):
+    """An override cannot be applied, or two overrides contradict each other."""
+
+
+class SpecError(DMConfigError):
+    """The spec has an unknown key, a wrong value, or names something that does not exist."""
+
+
+class SourceError(DMConfigError):
+    """A pipeline's folder, one of its configs, or a weights file is missing or not what it says."""
+
+
+class PlanError(DMConfigError):
+    """No placement satisfies the spec on the given machine."""
+
+    exit_code = 3
+
+
+class BuildError(DMConfigError):
+    """A component could not be loaded."""
+
+    exit_code = 4
+
+
+class DispatchError(DMConfigError):
+    """A component could not be placed, or is not where the plan says."""
+
+    exit_code = 4
+
+
+class RunError(DMConfigError):
+    """The pipeline was built and placed, but its call or the writing of its output failed."""
+
+    exit_code = 4
+
+
+def render_problem(problem: Problem) -> str:
+    """Return problem as the text block a terminal shows; lines with nothing to say are left out."""
+    place = str(problem.location) if problem.location else problem.origin
+    head = f"error[{problem.code} {problem.code.slug}]"
+    lines = [f"{head}: {place}" if place else head]
+    if problem.path:
+        lines.append(f"  at   {render_path(problem.path)}")
+    for label, text in (("what", problem.what), ("why", problem.why), ("fix", problem.fix)):
+        if text:
+            lines.append(f"  {label:<5}{text}")
+    return "\n".join(lines)
+
+
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the known word closest to word in spelling, or None when none is close (case is ignored)."""
+    by_lower = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[matches[0]] if matches else None
+
+
+def _file_order(problem: Problem) -> tuple[str, int, int]:
+    place = problem.location
+    return (place.file, place.line, place.column) if place else ("", 0, 0)
