@@ -8,6 +8,7 @@ the problems of one phase. Text and JSON are renderings of the same data and liv
     ├── ResolveError          2  an override cannot be applied
     ├── SpecError             2  the spec says something wrong
     ├── SourceError           2  a pipeline's folder or a weights file is not what it should be
+    ├── MachineError          2  the description of a machine cannot be read
     ├── PlanError             3  no placement satisfies the spec on this machine
     ├── BuildError            4  a component could not be loaded
     ├── DispatchError         4  a component could not be placed
@@ -125,6 +126,10 @@ class SpecError(DMConfigError):
 
 class SourceError(DMConfigError):
     """A pipeline's folder, one of its configs, or a weights file is missing or not what it says."""
+
+
+class MachineError(DMConfigError):
+    """The description of a machine (``--gpus``, ``--ram``) cannot be read."""
 
 
 class PlanError(DMConfigError):

@@ -1,0 +1,123 @@
+"""From a plan to loaded components and a diffusers pipeline, on the host: each component by its own class's loader.
+
+The libraries' loaders rename old keys, tie weights and keep float32 layers, and over a matching dtype they map the
+file rather than copy it; what is added here is the plan's dtype, safetensors only, no network, and no garbage
+collection in the middle (it is more than half of a first load). Placing is for ``dispatch``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from dmconfig.assembly import Assembly, Component
+from dmconfig.errors import BuildError, Code
+from dmconfig.measure import component_weights
+from dmconfig.plan import Plan
+from dmconfig.progress import Progress
+from dmconfig.resolve import Resolved
+
+
+def build_pipeline(resolved: Resolved, assembly: Assembly, plan: Plan, progress: Progress) -> Any:
+    """Return the pipeline of assembly with every component loaded on the cpu, in the dtypes of the plan.
+
+    Raises: BuildError: the first component that its own loader refuses, with the loader's reason.
+    """
+    dtypes = {assignment.component: assignment.dtype for assignment in plan.assignments}
+    with gc_paused(), _quiet_loaders():
+        parts: dict[str, Any] = dict.fromkeys(assembly.absent)
+        for component in progress.track("load", assembly.components, lambda component: component.name):
+            parts[component.name] = _load(resolved, component, dtypes.get(component.name))
+        return _construct(resolved, assembly, parts)
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """Stop cyclic garbage collection for a while: loading makes many objects and no garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _load(resolved: Resolved, component: Component, dtype: str | None) -> Any:
+    try:
+        cls = _class_of(component)
+        if dtype is not None:
+            return _load_module(cls, component, dtype)
+        if hasattr(cls, "from_config") and component.config:
+            return cls.from_config({**cls.load_config(str(component.folder)), **component.config})
+        return cls.from_pretrained(str(component.folder), local_files_only=True)
+    except Exception as error:
+        what = f"{component.name!r} ({component.class_name}) could not be loaded: {_sentence(error)}"
+        problem = resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, why=f"from {component.folder}")
+        raise BuildError([problem]) from error
+
+
+def _load_module(cls: Any, component: Component, dtype: str) -> Any:
+    import torch
+
+    files = component_weights(component)
+    return cls.from_pretrained(
+        str(component.folder),
+        **{_dtype_argument(component.library): getattr(torch, dtype)},
+        variant=files.variant if files else None,
+        use_safetensors=True,
+        local_files_only=True,
+    ).eval()
+
+
+def _class_of(component: Component) -> Any:
+    """The class of a component: of a library's public names, or of one of diffusers' pipeline packages."""
+    if component.library in ("diffusers", "transformers"):
+        return getattr(importlib.import_module(component.library), component.class_name)
+    package = importlib.import_module(f"diffusers.pipelines.{component.library}")
+    return getattr(package, component.class_name)
+
+
+def _dtype_argument(library: str) -> str:
+    """Both libraries renamed torch_dtype to dtype: transformers before 4.57, diffusers in 0.42."""
+    if library == "diffusers":
+        import diffusers
+
+        major, minor = (int(part) for part in diffusers.__version__.split(".")[:2])
+        return "dtype" if (major, minor) >= (0, 42) else "torch_dtype"
+    return "dtype"
+
+
+def _construct(resolved: Resolved, assembly: Assembly, parts: dict[str, Any]) -> Any:
+    import diffusers
+
+    cls = getattr(diffusers, assembly.class_name)
+    try:
+        pipe = cls(**assembly.config, **parts)
+    except Exception as error:
+        what = f"{assembly.class_name} refuses its components: {_sentence(error)}"
+        raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, ("pipeline",), what)]) from error
+    pipe.register_to_config(_name_or_path=str(assembly.source.folder))
+    return pipe
+
+
+@contextlib.contextmanager
+def _quiet_loaders() -> Iterator[None]:
+    """Keep transformers' own progress bars off the screen: progress is reported once, by us."""
+    from transformers.utils import logging
+
+    was_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()
+
+
+def _sentence(error: Exception) -> str:
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__

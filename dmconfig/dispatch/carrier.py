@@ -1,0 +1,106 @@
+"""Taking a call into a component to the device it runs on, and its result back to where the pipeline works.
+
+Pipelines enter a component in more ways than ``forward``: ``vae.decode``, ``get_image_features``, a submodule
+called directly (``text_encoder.text_model.final_layer_norm``). Whatever is entered from outside counts as one
+entry: weights are brought, tensors are carried in, results are carried home. Calls inside an entry are the
+component's own affair and are left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dmconfig.dispatch.moving import to_device
+from dmconfig.dispatch.weights import Weights
+
+ENTRY_METHODS = (
+    "forward", "encode", "decode", "generate", "get_image_features", "get_text_features", "encode_image", "encode_text",
+)  # fmt: skip
+"""Methods through which pipelines enter a component. Submodules are entered through their ``__call__``."""
+
+
+class Carrier:
+    """Carries the calls of one component. ``device`` is where it runs, ``home`` where the pipeline works."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        weights: Weights,
+        *,
+        device: torch.device,
+        home: torch.device,
+        skip_keys: frozenset[str],
+    ) -> None:
+        self.module, self.weights, self.device, self.home, self.skip_keys = module, weights, device, home, skip_keys
+        self._inside: object | None = None  # the module or method through which the component was entered
+        self._wrapped: list[str] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Stand before every entry of the component."""
+        for name in ENTRY_METHODS:
+            if callable(getattr(type(self.module), name, None)):
+                self._wrap(name)
+        for submodule in self.module.modules():
+            if submodule is not self.module:
+                enter = submodule.register_forward_pre_hook(self._enter_submodule, prepend=True, with_kwargs=True)
+                leave = submodule.register_forward_hook(self._leave_submodule, always_call=True)
+                self._handles += [enter, leave]
+
+    def detach(self) -> None:
+        """Step aside: no method and no submodule of the component is changed any more."""
+        for name in self._wrapped:
+            vars(self.module).pop(name, None)
+            if name in self._before:
+                vars(self.module)[name] = self._before[name]
+        for handle in self._handles:
+            handle.remove()
+        self._wrapped.clear()
+        self._handles.clear()
+
+    @functools.cached_property
+    def _before(self) -> dict[str, Any]:
+        """Instance attributes that other hooks had put in the place of methods."""
+        return {name: vars(self.module)[name] for name in ENTRY_METHODS if name in vars(self.module)}
+
+    def _wrap(self, name: str) -> None:
+        method: Callable[..., Any] = self._before.get(name) or getattr(self.module, name)
+
+        @functools.wraps(method)
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            if self._inside is not None:
+                return method(*args, **kwargs)
+            self._inside = method
+            try:
+                args, kwargs = self._carry_in(args, kwargs)
+                return self._carry_home(method(*args, **kwargs))
+            finally:
+                self._inside = None
+
+        vars(self.module)[name] = entered
+        self._wrapped.append(name)
+
+    def _enter_submodule(
+        self, submodule: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._inside is not None:
+            return None
+        self._inside = submodule
+        return self._carry_in(args, kwargs)
+
+    def _leave_submodule(self, submodule: torch.nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG002 - torch's
+        if self._inside is not submodule:
+            return None
+        self._inside = None
+        return self._carry_home(output)
+
+    def _carry_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self.weights.bring()
+        return to_device(args, self.device), to_device(kwargs, self.device, skip=self.skip_keys)
+
+    def _carry_home(self, output: Any) -> Any:
+        return to_device(output, self.home)

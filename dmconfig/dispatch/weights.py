@@ -1,0 +1,131 @@
+"""How a component's weights come to the device it runs on, one class per residency.
+
+Each has ``attach`` (called once, weights on the cpu), ``bring`` (before a call from outside), ``rest`` (after the
+pipeline's call) and ``detach`` (weights back on the cpu, no hook left).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from accelerate.hooks import attach_align_device_hook, remove_hook_from_module
+
+CPU = torch.device("cpu")
+
+
+class Weights(Protocol):
+    """Owner of one component's weights."""
+
+    def attach(self) -> None:
+        """Put the weights where they rest."""
+
+    def bring(self) -> None:
+        """Have them on the execution device when the component runs."""
+
+    def rest(self) -> None:
+        """Put them where they rest, after the pipeline's call."""
+
+    def detach(self) -> None:
+        """Put them on the cpu and leave no trace."""
+
+
+class Resident:
+    """Weights that stay on their device."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
+        self.module, self.device = module, device
+
+    def attach(self) -> None:
+        """Move the weights to the device, once."""
+        self.module.to(self.device)
+
+    def bring(self) -> None:
+        """Nothing to do: they are there."""
+
+    def rest(self) -> None:
+        """Nothing to do: they stay."""
+
+    def detach(self) -> None:
+        """Move the weights to the cpu."""
+        self.module.to(CPU)
+
+
+class Turns:
+    """The components that use one accelerator in turn: bringing one sends the one before it home."""
+
+    def __init__(self) -> None:
+        self.holder: Brought | None = None
+
+    def take(self, component: Brought) -> None:
+        """Make component the one on the device."""
+        if self.holder is not None and self.holder is not component:
+            self.holder.rest()
+        self.holder = component
+
+
+class Brought:
+    """Weights that rest on the cpu and are on the device, whole, from the component's first call.
+
+    They go home when another component takes its turn, or, for one without turns (it runs within another's phase),
+    when the pipeline's call ends.
+    """
+
+    def __init__(self, module: torch.nn.Module, device: torch.device, turns: Turns | None) -> None:
+        self.module, self.device, self.turns = module, device, turns
+        self._there = False
+
+    def attach(self) -> None:
+        """Leave the weights on the cpu."""
+        self.module.to(CPU)
+
+    def bring(self) -> None:
+        """Move the weights to the device, after the component before went home."""
+        if self._there:
+            return
+        if self.turns is not None:
+            self.turns.take(self)
+        self.module.to(self.device)
+        self._there = True
+
+    def rest(self) -> None:
+        """Move the weights back to the cpu."""
+        if self._there:
+            self.module.to(CPU)
+            self._there = False
+
+    def detach(self) -> None:
+        """Move the weights back to the cpu and give up the turn."""
+        self.rest()
+        if self.turns is not None and self.turns.holder is self:
+            self.turns.holder = None
+
+
+class PerLeaf:
+    """Weights that rest on the cpu; accelerate's hooks bring each layer's own while that layer runs."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device, skip_keys: frozenset[str]) -> None:
+        self.module, self.device, self.skip_keys = module, device, skip_keys
+
+    def attach(self) -> None:
+        """Hand the weights to hooks. ``skip_keys`` are arguments the model writes into: they must not be copied."""
+        self.module.to(CPU)
+        attach_align_device_hook(
+            self.module,
+            execution_device=self.device,
+            offload=True,
+            offload_buffers=True,
+            weights_map=dict(self.module.state_dict()),
+            skip_keys=sorted(self.skip_keys),
+        )
+
+    def bring(self) -> None:
+        """Nothing to do: the hooks bring each layer."""
+
+    def rest(self) -> None:
+        """Nothing to do: the hooks send each layer home."""
+
+    def detach(self) -> None:
+        """Take the hooks off, which puts the weights back."""
+        remove_hook_from_module(self.module, recurse=True)
+        self.module.to(CPU)

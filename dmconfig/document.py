@@ -1,0 +1,293 @@
+"""Strict YAML: text in, plain data and the place of every value out.
+
+Built on PyYAML's events rather than its loaders, because a loader forgets positions, keeps the last of two equal
+keys, and reads ``off``, ``0123`` and ``12:30`` as false, 83 and 750. Here scalars follow YAML 1.2, and a plain
+scalar that YAML 1.1 would read differently is refused with "quote it": the file must mean the same to every reader.
+What the values mean is for ``spec``; this module knows no keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+from yaml import events
+
+from dmconfig.errors import Code, DocumentError, Problem
+from dmconfig.paths import ROOT, ConfigPath, Location
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+"""Values after aliases are expanded: a file of nested aliases is refused after this many, in milliseconds."""
+
+_Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_YAML_12 = (
+    (re.compile(r"|~|null|Null|NULL"), lambda text: None),  # noqa: ARG005
+    (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    (re.compile(r"[-+]?(0|[1-9][0-9]*)"), int),
+    (re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
+    (re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
+)
+_KIND_IN_YAML_11 = {
+    "bool": "a boolean", "int": "a number", "float": "a number", "timestamp": "a date", "null": "empty",
+    "merge": "a merge key", "value": "a default key",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A parsed file: plain data (dict, list, str, int, float, bool, None) and where each part of it stands.
+
+    ``name`` is the file as the user named it; ``folder`` is where relative paths in it start. All keys are text,
+    also those written as numbers.
+    """
+
+    name: str
+    folder: Path
+    data: Any
+    keys: Mapping[ConfigPath, Location] = field(repr=False)
+    values: Mapping[ConfigPath, Location] = field(repr=False)
+
+    def locate(self, path: ConfigPath, *, key: bool = False) -> Location:
+        """Return where path's value (or its key) stands; for a path not in the file, its nearest ancestor."""
+        table = self.keys if key else self.values
+        while path and path not in table:
+            path, table = path[:-1], self.keys
+        return table.get(path, self.values[ROOT])
+
+
+def read_document(file: str | Path) -> Document:
+    """Return the document in a YAML file.
+
+    Raises: DocumentError: every problem of the file; after a syntax error, that one alone.
+    """
+    name = str(file)
+    return parse_document(_read_text(Path(file), name), name=name, folder=Path(file).absolute().parent)
+
+
+def parse_document(text: str, *, name: str, folder: Path) -> Document:
+    """Return the document in text. ``name`` is used in locations; see ``read_document``.
+
+    Raises: DocumentError: every problem of the text; after a syntax error, that one alone.
+    """
+    builder = _Builder(name)
+    try:
+        data = builder.document(iter(yaml.parse(text, Loader=_Parser)))
+    except yaml.MarkedYAMLError as error:
+        raise DocumentError([*builder.problems, _syntax_problem(error, name, text)]) from None
+    except yaml.YAMLError as error:  # a character that YAML forbids has no mark
+        raise DocumentError([Problem(code=Code.SYNTAX, what=_one_line(error), location=Location(name, 1, 1))]) from None
+    if builder.problems:
+        raise DocumentError(builder.problems)
+    return Document(
+        name=name,
+        folder=folder,
+        data=data,
+        keys=MappingProxyType(builder.keys),
+        values=MappingProxyType(builder.values),
+    )
+
+
+def parse_scalar(text: str) -> Any:
+    """Return the value of one plain YAML 1.2 scalar: None, a bool, a number or the text itself.
+
+    Example:
+        >>> [parse_scalar(text) for text in ("20", "1e9", "off", "null")]
+        [20, 1000000000.0, 'off', None]
+    """
+    return next((convert(text) for pattern, convert in _YAML_12 if pattern.fullmatch(text)), text)
+
+
+def _read_text(file: Path, name: str) -> str:
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            problem = Problem(
+                code=Code.TOO_LARGE, what=f"{name} is larger than a spec can be ({MAX_BYTES >> 20} MiB)", origin=name
+            )
+            raise DocumentError([problem])
+        return file.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        what, fix = f"there is no file {name}", "check the path; it is relative to the current folder"
+    except IsADirectoryError:
+        what, fix = f"{name} is a folder", "name the YAML file in it"
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        what, fix = (
+            f"{name} is not UTF-8 text: byte {error.object[error.start]:#04x} on line {line}",
+            "save it as UTF-8",
+        )
+    except OSError as error:
+        what, fix = f"cannot read {name}: {error.strerror}", ""
+    raise DocumentError([Problem(code=Code.FILE_UNREADABLE, what=what, fix=fix, origin=name)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """One value of the event tree, before it is turned into data; aliases share it."""
+
+    event: events.NodeEvent
+    items: tuple[Any, ...] = ()  # of a sequence: nodes; of a mapping: (key node, value node)
+
+
+class _Builder:
+    """Builds the data of one document and gathers every problem on the way."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.problems: list[Problem] = []
+        self.keys: dict[ConfigPath, Location] = {}
+        self.values: dict[ConfigPath, Location] = {}
+        self._anchors: dict[str, _Node] = {}
+        self._nodes = 0
+
+    def document(self, stream: Iterator[events.Event]) -> Any:
+        root: _Node | None = None
+        for event in stream:
+            if isinstance(event, events.DocumentStartEvent) and root is not None:
+                self._problem(event, Code.UNSUPPORTED_YAML, "a second document starts here", "one file is one spec")
+                break
+            if isinstance(event, events.NodeEvent):
+                root = self._node(event, stream, depth=1)
+        self.values[ROOT] = Location(self.name, 1, 1)
+        return None if root is None else self._value(root, ROOT)
+
+    # events -> nodes
+    def _node(self, event: events.Event, stream: Iterator[events.Event], *, depth: int) -> _Node:
+        if isinstance(event, events.AliasEvent):
+            return self._alias(event)
+        if depth > MAX_DEPTH:
+            self._problem(event, Code.TOO_LARGE, f"nested deeper than {MAX_DEPTH} levels", "flatten it")
+            raise DocumentError(self.problems)
+        assert isinstance(event, events.NodeEvent)  # noqa: S101 - the parser yields nothing else here
+        items: list[Any] = []
+        if isinstance(event, events.SequenceStartEvent):
+            while not isinstance(child := next(stream), events.SequenceEndEvent):
+                items.append(self._node(child, stream, depth=depth + 1))
+        elif isinstance(event, events.MappingStartEvent):
+            while not isinstance(child := next(stream), events.MappingEndEvent):
+                key = self._node(child, stream, depth=depth + 1)
+                items.append((key, self._node(next(stream), stream, depth=depth + 1)))
+        node = _Node(event, tuple(items))
+        if event.anchor:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _alias(self, event: events.AliasEvent) -> _Node:
+        node = self._anchors.get(event.anchor or "")
+        if node is None:
+            self._problem(event, Code.SYNTAX, f"alias *{event.anchor} has no anchor before it", "define it first")
+            return _Node(events.ScalarEvent(None, None, (True, False), "", event.start_mark, event.end_mark))
+        return node
+
+    # nodes -> data
+    def _value(self, node: _Node, path: ConfigPath) -> Any:
+        self._count(node)
+        if path:
+            self.values[path] = self._location(node.event)
+        event = node.event
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            self._problem(event, Code.UNSUPPORTED_YAML, f"tag {tag!r} is not accepted", "leave the tag out", path)
+        if isinstance(event, events.SequenceStartEvent):
+            return [self._value(item, (*path, index)) for index, item in enumerate(node.items)]
+        if isinstance(event, events.MappingStartEvent):
+            return self._mapping(node, path)
+        return self._scalar(event, path)
+
+    def _mapping(self, node: _Node, path: ConfigPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.items:
+            key = self._key(key_node, path)
+            if key is None:
+                continue
+            place = (*path, key)
+            if key in result:
+                self._duplicate(key_node.event, place)
+                continue
+            self.keys[place] = self._location(key_node.event)
+            result[key] = self._value(value_node, place)
+        return result
+
+    def _key(self, node: _Node, path: ConfigPath) -> str | None:
+        if not isinstance(node.event, events.ScalarEvent):
+            self._problem(node.event, Code.UNSUPPORTED_YAML, "a key must be a word or a number", "", path)
+            return None
+        key: str = node.event.value
+        if node.event.implicit[0] and key == "<<":
+            what = "merge keys (<<) are not accepted"
+            self._problem(node.event, Code.UNSUPPORTED_YAML, what, "write the keys out", path)
+            return None
+        self._scalar(node.event, (*path, key))
+        return key
+
+    def _duplicate(self, event: events.Event, path: ConfigPath) -> None:
+        first = self.keys[path]
+        what = f"key {path[-1]!r} stands here a second time; first at line {first.line}, column {first.column}"
+        self._problem(event, Code.DUPLICATE_KEY, what, "keep one of the two", path)
+
+    def _scalar(self, event: events.Event, path: ConfigPath) -> Any:
+        assert isinstance(event, events.ScalarEvent)  # noqa: S101 - the other node kinds are handled before
+        text: str = event.value
+        if not event.implicit[0]:  # quoted, or a block of text
+            return text
+        value = parse_scalar(text)
+        kind = _other_reading(text, value)
+        if kind:
+            what = f"{text} is {kind} to some YAML readers and text to others"
+            fix = f"quote it if text is meant ('{text}'), or write {_plain_form(text, kind)}"
+            self._problem(event, Code.AMBIGUOUS_SCALAR, what, fix, path)
+        return value
+
+    def _count(self, node: _Node) -> None:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            what = f"more than {MAX_NODES} values once aliases are expanded"
+            self._problem(node.event, Code.TOO_LARGE, what, "write a smaller file, or fewer aliases")
+            raise DocumentError(self.problems)
+
+    def _location(self, event: events.Event) -> Location:
+        mark = event.start_mark
+        return Location(self.name, mark.line + 1, mark.column + 1) if mark else Location(self.name, 1, 1)
+
+    def _problem(self, event: events.Event, code: Code, what: str, fix: str, path: ConfigPath = ROOT) -> None:
+        problem = Problem(code=code, path=path, what=what, fix=fix, location=self._location(event))
+        if not any(known.code is code and known.location == problem.location for known in self.problems):
+            self.problems.append(problem)  # an alias repeats its anchor's problems
+
+
+def _other_reading(text: str, value: Any) -> str | None:
+    """Return what a YAML 1.1 reader makes of a scalar that YAML 1.2 reads as text, or None when they agree."""
+    if not isinstance(value, str):
+        return None
+    for tag, pattern in yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], ()):
+        if pattern.match(text):
+            return _KIND_IN_YAML_11[tag.rpartition(":")[2]]
+    return None
+
+
+def _plain_form(text: str, kind: str) -> str:
+    if kind == "a boolean":
+        return "true" if text.lower() in ("yes", "on", "y") else "false"
+    digits = text.lstrip("+-").replace("_", "").lstrip("0")
+    return f"{digits} for a number" if digits.isdigit() else "the plain value"
+
+
+def _syntax_problem(error: yaml.MarkedYAMLError, name: str, text: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line, mark.column) if mark else (0, 0)
+    lines = text.splitlines()
+    tabbed = line < len(lines) and "\t" in lines[line][: column + 1]
+    what = ", ".join(part for part in (error.context, error.problem) if part)
+    fix = "YAML indents with spaces; replace the tab" if tabbed else ""
+    return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

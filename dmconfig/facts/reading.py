@@ -1,0 +1,222 @@
+"""One class in source -> its facts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dmconfig.facts.expression import (
+    Annotation,
+    UnknownValueError,
+    class_value,
+    evaluate,
+    own_attribute,
+    read_annotation,
+)
+from dmconfig.facts.installed import LIBRARIES
+from dmconfig.facts.records import CallParameter, ClassFacts, ComponentSlot, Json, PipelineFacts
+from dmconfig.facts.source import ClassSource, Index, Module, Sources
+
+_PIPELINE_BASE = "DiffusionPipeline"
+# diffusers itself reads the new class where a config has the old name (utils/deprecation_utils.py).
+_RENAMED = {"CLIPFeatureExtractor": "CLIPImageProcessor"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """A parameter of a method as written; ``default`` is None when there is none."""
+
+    name: str
+    module: Module
+    annotation: ast.expr | None
+    default: ast.expr | None
+
+
+def read_pipeline(sources: Sources, class_name: str) -> PipelineFacts | None:
+    """Return the facts of a pipeline class that diffusers exports; None when there is no such class."""
+    source = sources.public_class("diffusers", class_name)
+    if source is None or class_name == _PIPELINE_BASE or _PIPELINE_BASE not in _ancestors(sources, source):
+        return None
+    slots, config_parameters = _split_parameters(sources, source)
+    call = _parameters(sources, source, "__call__")
+    return PipelineFacts(
+        class_name=class_name,
+        slots=slots,
+        config_parameters=config_parameters,
+        call=tuple(_call_parameter(sources, parameter) for parameter in call),
+        accepts_any_call_argument=_takes_any_keyword(sources, source, "__call__"),
+        model_cpu_offload_seq=_offload_sequence(sources, source),
+        exclude_from_cpu_offload=_names(sources, source, "_exclude_from_cpu_offload") or (),
+        module=source.module.name,
+    )
+
+
+def read_class(sources: Sources, library: str, class_name: str) -> ClassFacts | None:
+    """Return the facts of the class that model_index.json calls (library, class_name); None when there is none."""
+    source = _find(sources, library, class_name)
+    if source is None:
+        return None
+    ancestors = _ancestors(sources, source)
+    skip_keys = "_skip_keys_device_placement" if "PreTrainedModel" in ancestors else "_skip_keys"
+    return ClassFacts(
+        class_name=class_name,
+        library=source.module.name.partition(".")[0],
+        module=source.module.name,
+        ancestors=ancestors | {class_name},
+        no_split_modules=_names(sources, source, "_no_split_modules"),
+        keep_in_fp32_modules=_names(sources, source, "_keep_in_fp32_modules") or (),
+        keep_in_fp32_modules_strict=_names(sources, source, "_keep_in_fp32_modules_strict") or (),
+        skip_keys=_names(sources, source, skip_keys) or (),
+        tied_weights_keys=_names(sources, source, "_tied_weights_keys") or (),
+    )
+
+
+def read_known_pipelines(sources: Sources) -> tuple[str, ...]:
+    """Return the names of all pipelines that diffusers exports, sorted. Classes are told by their bases' names."""
+    index, exported = sources.index("diffusers"), sources.quoted("diffusers")
+    descendants = _descendants(index, _PIPELINE_BASE)
+    return tuple(sorted(name for name in descendants if name in exported))
+
+
+def _descendants(index: Index, base: str) -> set[str]:
+    """Return the names of all classes that inherit from base, however far, without base."""
+    found, todo = set[str](), {base}
+    while todo:
+        todo = {name for name, made in index.items() if any(_mentions(bases, todo) for _, bases in made)} - found
+        found |= todo
+    return found
+
+
+def _mentions(bases: str, names: set[str]) -> bool:
+    return not names.isdisjoint(base.strip().rpartition(".")[2] for base in bases.split(","))
+
+
+def _find(sources: Sources, library: str, class_name: str) -> ClassSource | None:
+    """Return the class that diffusers would load; library may be a folder of its pipelines."""
+    if library not in LIBRARIES:
+        return sources.find_class(f"diffusers.pipelines.{library}", class_name)
+    found = sources.public_class(library, class_name)
+    if found is None and library == "transformers":
+        older = (sources.public_class(library, name) for name in _newer_names(sources, class_name))
+        found = next((source for source in older if source is not None), None)
+    return found
+
+
+def _newer_names(sources: Sources, name: str) -> Iterator[str]:
+    """Yield the names under which transformers 5 still serves a class that has gone (its ``_LazyModule``)."""
+    if name in _RENAMED:
+        yield _RENAMED[name]
+    if name.endswith(("TokenizerFast", "ImageProcessorFast")):
+        yield name.removesuffix("Fast")
+    if name.removesuffix("Fast") in _converted_tokenizers(sources):
+        yield "PreTrainedTokenizerFast"
+
+
+def _converted_tokenizers(sources: Sources) -> frozenset[str]:
+    """Return the tokenizers that transformers loads as another class, through its table of converters."""
+    found = sources.find("transformers.convert_slow_tokenizer", "SLOW_TO_FAST_CONVERTERS")
+    if found is None or not isinstance(found[1], ast.Dict):
+        return frozenset()
+    return frozenset(key.value for key in found[1].keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+
+
+def _ancestors(sources: Sources, source: ClassSource) -> frozenset[str]:
+    return frozenset(each if isinstance(each, str) else each.node.name for each in sources.mro(source))
+
+
+def _names(sources: Sources, source: ClassSource, attribute: str) -> tuple[str, ...] | None:
+    """Return a class attribute that holds names (of a dict, its keys); None when it is None, absent or not understood.
+
+    Sets have no order of their own and come sorted.
+    """
+    try:
+        value = class_value(sources, source, attribute)
+    except UnknownValueError:
+        return None
+    if isinstance(value, str):  # transformers 4 writes a single name so
+        return (value,)
+    if not isinstance(value, list | tuple | dict | set | frozenset) or not all(isinstance(name, str) for name in value):
+        return None
+    return tuple(sorted(value) if isinstance(value, set | frozenset) else value)
+
+
+def _offload_sequence(sources: Sources, source: ClassSource) -> tuple[str, ...] | None:
+    try:
+        text = class_value(sources, source, "model_cpu_offload_seq")
+    except UnknownValueError:
+        return None
+    return tuple(text.split("->")) if isinstance(text, str) else None
+
+
+def _split_parameters(sources: Sources, source: ClassSource) -> tuple[tuple[ComponentSlot, ...], tuple[str, ...]]:
+    """Return the parameters of ``__init__`` as components and as plain settings.
+
+    As in ``DiffusionPipeline._get_signature_keys``, what has no default or is in ``_optional_components`` is
+    a component. Beyond that rule, so is a parameter with a default whose annotation names a class.
+    """
+    optional = frozenset(_names(sources, source, "_optional_components") or ())
+    slots: list[ComponentSlot] = []
+    settings: list[str] = []
+    for parameter in _parameters(sources, source, "__init__"):
+        annotation = read_annotation(sources, parameter.module, parameter.annotation)
+        if parameter.default is None or parameter.name in optional or annotation.types:
+            slots.append(_slot(parameter, annotation, optional))
+        else:
+            settings.append(parameter.name)
+    return tuple(slots), tuple(settings)
+
+
+def _slot(parameter: _Parameter, annotation: Annotation, optional: frozenset[str]) -> ComponentSlot:
+    may_lack = parameter.name in optional or annotation.allows_none or parameter.default is not None
+    return ComponentSlot(parameter.name, annotation.types, may_lack)
+
+
+def _call_parameter(sources: Sources, parameter: _Parameter) -> CallParameter:
+    if parameter.default is None:
+        return CallParameter(parameter.name, required=True, default=None)
+    try:
+        value = evaluate(sources, parameter.module, parameter.default)
+    except UnknownValueError:
+        value = None
+    return CallParameter(parameter.name, required=False, default=_json(value))
+
+
+def _json(value: Any) -> Json:
+    """Return value as JSON holds it (tuples as lists), or None when JSON cannot."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return [_json(item) for item in value]
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _json(item) for key, item in value.items()}
+    return None
+
+
+def _parameters(sources: Sources, source: ClassSource, method: str) -> list[_Parameter]:
+    """Return the named parameters of a method, the inherited one if need be, without ``self``; [] if there is none."""
+    found = _method(sources, source, method)
+    if found is None:
+        return []
+    module, arguments = found
+    positional = [*arguments.posonlyargs, *arguments.args]
+    missing = [None] * (len(positional) - len(arguments.defaults))
+    pairs = [*zip(positional, [*missing, *arguments.defaults], strict=True)][1:]
+    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return [_Parameter(argument.arg, module, argument.annotation, default) for argument, default in pairs]
+
+
+def _takes_any_keyword(sources: Sources, source: ClassSource, method: str) -> bool:
+    found = _method(sources, source, method)
+    return found is not None and found[1].kwarg is not None
+
+
+def _method(sources: Sources, source: ClassSource, method: str) -> tuple[Module, ast.arguments] | None:
+    for ancestor in sources.mro(source):
+        if isinstance(ancestor, ClassSource):
+            node = own_attribute(ancestor.node, method)
+            if isinstance(node, ast.FunctionDef):
+                return ancestor.module, node.args
+    return None

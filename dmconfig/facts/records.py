@@ -1,0 +1,160 @@
+"""The facts as values, and their plain-data form for the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+"""A value that JSON can hold. Tuples of the source appear as lists."""
+
+_MODULE_BASES = frozenset({"Module", "ModelMixin", "PreTrainedModel"})
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentSlot:
+    """A parameter of a pipeline's ``__init__`` that takes a component.
+
+    ``types`` are the class names of its annotation, in the order written (unions, ``Optional`` and
+    ``list[...]`` flattened); empty when the annotation restricts nothing. ``optional`` says that the
+    pipeline can be made without it: it is in ``_optional_components``, allows None or has a default.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallParameter:
+    """A named parameter of a pipeline's ``__call__``.
+
+    ``default`` is None when there is none, when it is None, and when JSON cannot hold it.
+    """
+
+    name: str
+    required: bool
+    default: Json
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFacts:
+    """What a pipeline class says of itself. Slots and parameters are in the order of the signatures.
+
+    Args:
+        class_name: as diffusers exports it.
+        slots: the components it takes.
+        config_parameters: the other parameters of ``__init__``, e.g. ``requires_safety_checker``.
+        call: the named parameters of ``__call__``, without ``self``; empty when the class has no ``__call__``.
+        accepts_any_call_argument: ``__call__`` takes ``**kwargs``.
+        model_cpu_offload_seq: component names in the order they run, or None when the class states none.
+        exclude_from_cpu_offload: components that upstream's offloading leaves on the device.
+        module: import path, e.g. ``diffusers.pipelines.flux.pipeline_flux``.
+    """
+
+    class_name: str
+    slots: tuple[ComponentSlot, ...]
+    config_parameters: tuple[str, ...]
+    call: tuple[CallParameter, ...]
+    accepts_any_call_argument: bool
+    model_cpu_offload_seq: tuple[str, ...] | None
+    exclude_from_cpu_offload: tuple[str, ...]
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFacts:
+    """What a component's class says of itself: class attributes, not what an instance makes of them.
+
+    Args:
+        class_name: the name asked for. transformers serves old names for renamed classes
+            (``T5TokenizerFast`` is ``T5Tokenizer`` in version 5); ``ancestors`` then holds both.
+        library: the installed package it comes from, ``diffusers`` or ``transformers``.
+        module: import path of the defining module.
+        ancestors: names of the class and of all its bases.
+        no_split_modules: blocks that stay whole; None when the class does not say, and cannot be split.
+        keep_in_fp32_modules: parts kept in fp32 when loading in fp16 (diffusers: in any lower precision).
+        keep_in_fp32_modules_strict: parts kept in fp32 when loading in fp16 or bf16 (transformers only).
+        skip_keys: arguments of ``forward`` that hooks must hand on uncopied.
+        tied_weights_keys: names or patterns of the parameters that are duplicates of another.
+    """
+
+    class_name: str
+    library: str
+    module: str
+    ancestors: frozenset[str]
+    no_split_modules: tuple[str, ...] | None
+    keep_in_fp32_modules: tuple[str, ...]
+    keep_in_fp32_modules_strict: tuple[str, ...]
+    skip_keys: tuple[str, ...]
+    tied_weights_keys: tuple[str, ...]
+
+
+def is_module_class(facts: ClassFacts) -> bool:
+    """Return whether instances of the class are torch modules, that is: have weights to place."""
+    return not _MODULE_BASES.isdisjoint(facts.ancestors)
+
+
+def is_scheduler_class(facts: ClassFacts) -> bool:
+    """Return whether the class is one of diffusers' schedulers."""
+    return "SchedulerMixin" in facts.ancestors
+
+
+def pipeline_to_data(facts: PipelineFacts) -> dict[str, Json]:
+    """Return facts as data that JSON can hold; ``pipeline_from_data`` is its inverse."""
+    return {
+        "class_name": facts.class_name,
+        "slots": [[slot.name, list(slot.types), slot.optional] for slot in facts.slots],
+        "config_parameters": list(facts.config_parameters),
+        "call": [[parameter.name, parameter.required, parameter.default] for parameter in facts.call],
+        "accepts_any_call_argument": facts.accepts_any_call_argument,
+        "model_cpu_offload_seq": None if facts.model_cpu_offload_seq is None else list(facts.model_cpu_offload_seq),
+        "exclude_from_cpu_offload": list(facts.exclude_from_cpu_offload),
+        "module": facts.module,
+    }
+
+
+def pipeline_from_data(data: dict[str, Any]) -> PipelineFacts:
+    """Return the facts that ``pipeline_to_data`` wrote."""
+    sequence = data["model_cpu_offload_seq"]
+    return PipelineFacts(
+        class_name=data["class_name"],
+        slots=tuple(ComponentSlot(name, tuple(types), optional) for name, types, optional in data["slots"]),
+        config_parameters=tuple(data["config_parameters"]),
+        call=tuple(CallParameter(name, required, default) for name, required, default in data["call"]),
+        accepts_any_call_argument=data["accepts_any_call_argument"],
+        model_cpu_offload_seq=None if sequence is None else tuple(sequence),
+        exclude_from_cpu_offload=tuple(data["exclude_from_cpu_offload"]),
+        module=data["module"],
+    )
+
+
+def class_to_data(facts: ClassFacts) -> dict[str, Json]:
+    """Return facts as data that JSON can hold; ``class_from_data`` is its inverse."""
+    return {
+        "class_name": facts.class_name,
+        "library": facts.library,
+        "module": facts.module,
+        "ancestors": [*sorted(facts.ancestors)],
+        "no_split_modules": None if facts.no_split_modules is None else list(facts.no_split_modules),
+        "keep_in_fp32_modules": list(facts.keep_in_fp32_modules),
+        "keep_in_fp32_modules_strict": list(facts.keep_in_fp32_modules_strict),
+        "skip_keys": list(facts.skip_keys),
+        "tied_weights_keys": list(facts.tied_weights_keys),
+    }
+
+
+def class_from_data(data: dict[str, Any]) -> ClassFacts:
+    """Return the facts that ``class_to_data`` wrote."""
+    blocks = data["no_split_modules"]
+    return ClassFacts(
+        class_name=data["class_name"],
+        library=data["library"],
+        module=data["module"],
+        ancestors=frozenset(data["ancestors"]),
+        no_split_modules=None if blocks is None else tuple(blocks),
+        keep_in_fp32_modules=tuple(data["keep_in_fp32_modules"]),
+        keep_in_fp32_modules_strict=tuple(data["keep_in_fp32_modules_strict"]),
+        skip_keys=tuple(data["skip_keys"]),
+        tied_weights_keys=tuple(data["tied_weights_keys"]),
+    )

@@ -1,0 +1,293 @@
+"""How many bytes a component takes in memory, at the dtype it will be loaded in.
+
+Measured, not estimated: from the headers of its weights, or, where there are none, from its configs built on the
+meta device. The rules by which the two libraries keep layers in float32 live here, because they decide the size.
+torch is imported by ``measure_configs`` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dmconfig.errors import Code, Problem, SourceError
+from dmconfig.weights import DTYPE_BITS, TensorInfo
+
+_DTYPE_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F6_E2M3": "float6_e2m3fn",
+    "F6_E3M2": "float6_e3m2fn",
+    "F4": "float4_e2m1fn",
+}
+_FLOAT_BITS = {name: DTYPE_BITS[stored] for stored, name in _DTYPE_NAMES.items()}
+_FALLBACK_DTYPE = "float32"  # what both libraries build in when nothing says otherwise
+
+MeasuredFrom = Literal["weights", "catalogue", "configs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The memory of one component.
+
+    ``nbytes`` counts parameters and buffers at ``dtype``, tied ones once. ``stored_dtype`` is the floating dtype
+    that most bytes of the source have. ``largest_leaf_bytes`` is the largest module's own tensors, without its
+    children: the least that must be on a device at once when everything is streamed.
+    """
+
+    nbytes: int
+    dtype: str
+    stored_dtype: str
+    largest_leaf_bytes: int
+    measured_from: MeasuredFrom
+
+
+def measure_tensors(
+    tensors: Sequence[TensorInfo],
+    *,
+    dtype: str | None,
+    keep_in_fp32: tuple[str, ...] = (),
+    tied: tuple[str, ...] = (),
+) -> Footprint:
+    """Return what stored tensors take once loaded.
+
+    Floating tensors are cast to dtype, float8 ones too; integers, bools and complex ones keep theirs. Buffers that
+    are not stored cannot be seen here; in the pipelines of the catalogue they stay under 20 MB.
+
+    Args:
+        tensors: all tensors of the component.
+        dtype: the dtype to load in; None means the one most floating bytes are stored in.
+        keep_in_fp32: what ``fp32_patterns`` returned for the class and dtype.
+        tied: names, or patterns of whole names, that are second names of another tensor. One is left out only if a
+            tensor of the same dtype and shape under another name is stored too.
+
+    Raises: ValueError: dtype is not a floating dtype.
+    """
+    stored = dominant_dtype(tensors)
+    target = dtype or stored
+    bits = _bits_of(target)
+    own_bytes: dict[str, int] = {}
+    for tensor in _without_ties(tensors, tied):
+        leaf = tensor.name.rpartition(".")[0]
+        own_bytes[leaf] = own_bytes.get(leaf, 0) + _loaded_bytes(tensor, bits, keep_in_fp32)
+    return Footprint(
+        nbytes=sum(own_bytes.values()),
+        dtype=target,
+        stored_dtype=stored,
+        largest_leaf_bytes=max(own_bytes.values(), default=0),
+        measured_from="weights",
+    )
+
+
+def dominant_dtype(tensors: Iterable[TensorInfo]) -> str:
+    """Return the floating dtype that most bytes are stored in (``float16``); float32 when none is floating."""
+    stored_bytes: dict[str, int] = {}
+    for tensor in tensors:
+        if tensor.dtype in _DTYPE_NAMES:
+            stored_bytes[tensor.dtype] = stored_bytes.get(tensor.dtype, 0) + tensor.nbytes
+    if not stored_bytes:
+        return _FALLBACK_DTYPE
+    return _DTYPE_NAMES[max(stored_bytes, key=lambda name: stored_bytes[name])]
+
+
+def fp32_patterns(
+    *, library: str, dtype: str, keep: Iterable[str] | None, keep_strict: Iterable[str] | None
+) -> tuple[str, ...]:
+    """Return the patterns, for ``kept_in_fp32``, of the tensors that stay float32 when loading in dtype.
+
+    diffusers keeps a tensor when one dotted part of its name equals an entry of keep, at every dtype. transformers
+    searches an entry anywhere in the name (``*`` matches anything); keep counts for float16 only, keep_strict for
+    float16 and bfloat16. Every other library's modules are built on transformers and follow its rule.
+
+    Args:
+        library: as in model_index.json.
+        dtype: the dtype to load in.
+        keep: the class's ``_keep_in_fp32_modules``, with those of its sub-models.
+        keep_strict: likewise ``_keep_in_fp32_modules_strict``; diffusers has none.
+
+    Source: diffusers models/model_loading_utils.py (load_model_dict_into_meta); transformers modeling_utils.py
+        (PreTrainedModel._get_dtype_plan) and core_model_loading.py (build_glob_alternation).
+    """
+    entries = sorted(keep or ())
+    if library == "diffusers":
+        return tuple(rf"(?:^|\.){re.escape(entry)}(?:\.|$)" for entry in entries)
+    entries = entries if dtype == "float16" else []
+    if dtype in ("float16", "bfloat16"):
+        entries = entries + sorted(keep_strict or ())
+    return tuple(entry.replace("*", ".*") for entry in entries)
+
+
+def kept_in_fp32(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether the tensor of this name stays float32, given what ``fp32_patterns`` returned."""
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def measure_configs(folder: Path, library: str, class_name: str, dtype: str | None) -> Footprint:
+    """Return what the component in folder will take, from its config.json alone.
+
+    Builds it on the meta device: no weight is read or allocated, no code from the folder runs. Ties count once, by
+    identity. Imports torch and the library. dtype None means the one config.json names, else float32; so
+    ``stored_dtype`` is what the config claims and no more.
+
+    Raises: SourceError: SIZES_UNKNOWN when the class cannot be built from the config.
+        ValueError: dtype is not a floating dtype.
+    """
+    claimed = _claimed_dtype(folder)
+    target = dtype or claimed
+    _bits_of(target)
+    if not (folder / "config.json").is_file():
+        # transformers would build its default model instead, and measure that
+        raise SourceError([_not_built(folder, class_name, "there is no such file")])
+    try:
+        module = _build_on_meta(folder, library, class_name, target)
+    except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
+        raise SourceError([_not_built(folder, class_name, f"{type(error).__name__}: {error}")]) from error
+    own_bytes: dict[str, int] = {}
+    for name, nbytes in _module_bytes(module, target):
+        leaf = name.rpartition(".")[0]
+        own_bytes[leaf] = own_bytes.get(leaf, 0) + nbytes
+    return Footprint(
+        nbytes=sum(own_bytes.values()),
+        dtype=target,
+        stored_dtype=claimed,
+        largest_leaf_bytes=max(own_bytes.values(), default=0),
+        measured_from="configs",
+    )
+
+
+# From tensors
+
+
+def _bits_of(dtype: str) -> int:
+    if dtype not in _FLOAT_BITS:
+        raise ValueError(f"{dtype!r} is not a floating dtype; expected one of {', '.join(_FLOAT_BITS)}")
+    return _FLOAT_BITS[dtype]
+
+
+def _loaded_bytes(tensor: TensorInfo, bits: int, keep_in_fp32: tuple[str, ...]) -> int:
+    if tensor.dtype not in _DTYPE_NAMES:
+        return tensor.nbytes
+    kept = kept_in_fp32(tensor.name, keep_in_fp32)
+    return math.ceil(math.prod(tensor.shape) * (32 if kept else bits) / 8)
+
+
+def _without_ties(tensors: Sequence[TensorInfo], tied: tuple[str, ...]) -> list[TensorInfo]:
+    """Return the tensors that have memory of their own.
+
+    Some files store only the second name (``lm_head.weight`` without the embedding), so a tie is believed only
+    when something it can be a copy of is there.
+    """
+    seconds = {tensor.name for tensor in tensors if any(_is_named(tensor.name, key) for key in tied)}
+    originals = {(tensor.dtype, tensor.shape) for tensor in tensors if tensor.name not in seconds}
+    return [tensor for tensor in tensors if tensor.name not in seconds or (tensor.dtype, tensor.shape) not in originals]
+
+
+def _is_named(name: str, key: str) -> bool:
+    return name == key or re.fullmatch(key, name) is not None
+
+
+# From configs
+
+
+def _claimed_dtype(folder: Path) -> str:
+    """Return the dtype that config.json names, or float32; a config that cannot be read is the builder's to tell."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return _FALLBACK_DTYPE
+    claimed = (config.get("dtype") or config.get("torch_dtype")) if isinstance(config, dict) else None
+    return claimed if isinstance(claimed, str) and claimed in _FLOAT_BITS else _FALLBACK_DTYPE
+
+
+def _build_on_meta(folder: Path, library: str, class_name: str, dtype: str) -> Any:
+    import torch
+
+    cls = getattr(_import_library(library), class_name)
+    with _default_dtype(dtype), torch.device("meta"):
+        if hasattr(cls, "load_config"):
+            return cls.from_config(cls.load_config(str(folder)))
+        config = cls.config_class.from_pretrained(str(folder))
+        _set_dtype(config, getattr(torch, dtype, torch.float32))
+        return cls(config)
+
+
+def _set_dtype(config: Any, dtype: Any) -> None:
+    """Make config and its parts ask for dtype; sub-models are built in what their config says, not in the default.
+
+    Source: transformers modeling_utils.py (_get_dtype), which does the same before it builds.
+    """
+    config.dtype = dtype
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if part is not None:
+            part.dtype = dtype
+
+
+def _import_library(library: str) -> Any:
+    # model_index.json names a pipeline's own module by its last part: "stable_diffusion" is
+    # diffusers.pipelines.stable_diffusion (diffusers pipeline_loading_utils.get_class_obj_and_candidates)
+    if library in ("diffusers", "transformers"):
+        return importlib.import_module(library)
+    return importlib.import_module(f"diffusers.pipelines.{library}")
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: str) -> Iterator[None]:
+    """Build under dtype, as both libraries do, so that buffers made by the constructor get it too."""
+    import torch
+
+    before = torch.get_default_dtype()
+    wanted = getattr(torch, dtype, before)
+    # torch refuses float8 as a default; diffusers then builds in float32 and casts afterwards
+    torch.set_default_dtype(wanted if wanted.itemsize >= 2 else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _module_bytes(module: Any, dtype: str) -> Iterator[tuple[str, int]]:
+    """Yield name and bytes of every parameter and buffer, tied ones once.
+
+    Stored tensors are cast by diffusers; transformers leaves those that the constructor made in a dtype of their
+    own. Neither touches buffers that are not stored.
+
+    Source: transformers core_model_loading.py (convert_and_load_state_dict_in_model, "Handle dtype casting").
+    """
+    is_diffusers = hasattr(module, "load_config")
+    patterns = fp32_patterns(
+        library="diffusers" if is_diffusers else "transformers",
+        dtype=dtype,
+        keep=module._keep_in_fp32_modules,
+        keep_strict=getattr(module, "_keep_in_fp32_modules_strict", None),
+    )
+    stored = module.state_dict().keys()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        bits = tensor.element_size() * 8
+        if name in stored and tensor.is_floating_point():
+            bits = 32 if kept_in_fp32(name, patterns) else _FLOAT_BITS[dtype] if is_diffusers else bits
+        yield name, math.ceil(tensor.numel() * bits / 8)
+
+
+def _not_built(folder: Path, class_name: str, why: str) -> Problem:
+    return Problem(
+        code=Code.SIZES_UNKNOWN,
+        what=f"the size of {folder.name} is unknown: {class_name} cannot be built from its config.json",
+        why=why,
+        fix="give its weights as safetensors files, whose headers tell the size",
+        origin=str(folder / "config.json"),
+    )

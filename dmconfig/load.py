@@ -1,0 +1,117 @@
+"""The whole way, as a table of contents: read, resolve, validate, check, measure, plan, build, dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dmconfig.assembly import Assembly
+from dmconfig.check import check, check_weights
+from dmconfig.document import read_document
+from dmconfig.inventory import Inventory, probe_machine
+from dmconfig.measure import measure, variant_notes
+from dmconfig.plan import Plan, make_plan
+from dmconfig.progress import NoProgress, Progress
+from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
+from dmconfig.spec import Spec, validate_spec
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A spec that passed every rule, and what its pipeline is made of."""
+
+    resolved: Resolved
+    spec: Spec
+    assembly: Assembly
+
+
+def check_file(file: str | Path, overrides: Iterable[Override] = ()) -> Checked:
+    """Return the spec in file with overrides applied, after every rule that needs no machine and no weights.
+
+    Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any.
+    """
+    resolved = resolve(read_document(file), overrides)
+    spec = validate_spec(resolved)
+    return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
+
+
+def plan_for(checked: Checked, inventory: Inventory) -> Plan:
+    """Return the plan of a checked spec on a machine. Reads headers, never weights.
+
+    Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine.
+    """
+    footprints = measure(checked.resolved, checked.assembly)
+    notes = tuple(variant_notes(checked.assembly))
+    return make_plan(checked.resolved, checked.spec, checked.assembly, footprints, inventory, notes=notes)
+
+
+def plan_from_yaml(
+    file: str | Path, overrides: Mapping[str, Any] | None = None, *, inventory: Inventory | None = None
+) -> Plan:
+    """Return the plan of the spec in file, on this machine or on the one given.
+
+    Raises: DMConfigError: as ``check_file`` and ``plan_for``.
+    """
+    checked = check_file(file, overrides_from_mapping(overrides or {}))
+    return plan_for(checked, inventory or probe_machine())
+
+
+def load_from_yaml(
+    file: str | Path, overrides: Mapping[str, Any] | None = None, *, progress: Progress | None = None
+) -> DiffusionPipeline:
+    """Return the pipeline of the spec in file: loaded, placed as planned for this machine, ready to call.
+
+    ``pipe.hf_device_map`` names every component that has weights and where they rest. The defaults under ``call``
+    hold for every call and give way to arguments.
+
+    Args:
+        file: the YAML spec.
+        overrides: dotted key -> value on top of the file, e.g. ``{"device_map": "cuda:1", "pipeline.dtype":
+            torch.float16}``; an override of something that does not exist is an error.
+        progress: told what is being loaded and placed; None shows nothing.
+
+    Raises: DMConfigError: every problem of the first phase that has any; nothing is loaded before all checks pass.
+    """
+    progress = progress or NoProgress()
+    with progress.phase("plan"):
+        checked = fetched(check_file(file, overrides_from_mapping(overrides or {})), progress)
+        check_weights(checked.resolved, checked.assembly)
+        plan = plan_for(checked, probe_machine())
+    return load_plan(checked, plan, progress)
+
+
+def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipeline:
+    """Return the pipeline of a checked spec, loaded and placed by a plan.
+
+    Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed.
+    """
+    from dmconfig.build import build_pipeline, gc_paused
+
+    with gc_paused():
+        with progress.phase("load"):
+            pipe = build_pipeline(checked.resolved, checked.assembly, plan, progress)
+        with progress.phase("place"):
+            from dmconfig.dispatch import dispatch
+
+            in_turn = checked.assembly.facts.model_cpu_offload_seq or tuple(plan.device_map)
+            placed: DiffusionPipeline = dispatch(pipe, plan, call=checked.spec.call, in_turn=in_turn, progress=progress)
+            return placed
+
+
+def fetched(checked: Checked, progress: Progress) -> Checked:
+    """Return checked with every hub source on this machine, fetching what is not.
+
+    Raises: BuildError: a download failed.
+    """
+    if all(component.folder is not None for component in checked.assembly.components):
+        return checked
+    from dmconfig.fetch import fetch
+
+    fetch(checked.assembly, progress)
+    assembly = check(checked.resolved, checked.spec)
+    return Checked(resolved=checked.resolved, spec=checked.spec, assembly=assembly)

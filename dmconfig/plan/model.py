@@ -1,0 +1,79 @@
+"""The values of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dmconfig.footprint import MeasuredFrom
+
+
+class Residency(StrEnum):
+    """When a component's weights are on its execution device."""
+
+    ALWAYS = "always"
+    WHILE_RUNNING = "while_running"
+    """They rest on the cpu and are brought whole when the component runs (``cpu_offload_with_hook``)."""
+    PER_LEAF = "per_leaf"
+    """They rest on the cpu and are brought one layer at a time (``sequential_cpu_offload``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One component's place: where it runs, where its weights rest, and why. ``nbytes`` are its weights at ``dtype``.
+
+    ``peak_bytes`` is what of it is on the execution device at once; less than ``nbytes`` only per leaf.
+    """
+
+    component: str
+    class_name: str
+    dtype: str
+    nbytes: int
+    peak_bytes: int
+    measured_from: MeasuredFrom
+    execution_device: str
+    storage_device: str
+    residency: Residency
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """What a plan uses of one device. ``used_bytes`` is the most that weights take of it at one time.
+
+    ``budget_bytes`` is what may be used: the least of the file's limit and what is free. ``reserved_bytes`` is kept
+    for activations, on accelerators that run something.
+    """
+
+    id: str
+    description: str
+    total_bytes: int
+    budget_bytes: int
+    used_bytes: int
+    reserved_bytes: int
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left of the budget; never negative in a plan."""
+        return self.budget_bytes - self.used_bytes - self.reserved_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will happen: an assignment per component that has weights, in the pipeline's order, and use per device.
+
+    ``execution_device`` is the pipeline's own: where latents and embeddings live, the denoiser's device.
+    """
+
+    pipeline: str
+    machine: str
+    execution_device: str
+    assignments: tuple[Assignment, ...]
+    devices: tuple[DeviceUse, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def device_map(self) -> Mapping[str, str]:
+        """Component -> the device its weights rest on: the form of diffusers' ``hf_device_map``."""
+        return {assignment.component: assignment.storage_device for assignment in self.assignments}

@@ -1,0 +1,142 @@
+"""The search behind ``balanced``: an exact choice of one place per component, by branch and bound.
+
+A pipeline has at most a dozen components, so the best choice can be found rather than approximated: nothing that
+would fit is missed, and the answer depends on the input alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dmconfig.devices import CPU
+from dmconfig.plan.model import Residency
+from dmconfig.plan.requests import Place, Request
+
+Choice = Mapping[str, Place]
+_Cost = tuple[int, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A component's weights: all of them, the part that is on the execution device per leaf, and when they leave.
+
+    ``stays`` is True for a component outside the pipeline's offload order (a controlnet): brought whole, it stays
+    until the call ends, because it runs within another component's phase.
+    """
+
+    nbytes: int
+    largest_leaf_bytes: int
+    stays: bool = False
+
+    def peak_bytes(self, residency: Residency) -> int:
+        """Return what of it is on the execution device at once."""
+        return self.largest_leaf_bytes if residency is Residency.PER_LEAF else self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one device holds: bytes that are always there, and the largest of those that come and go one at a time."""
+
+    held: int = 0
+    brought: int = 0
+
+    @property
+    def peak(self) -> int:
+        """The most that is there at one time."""
+        return self.held + self.brought
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Budget per device in bytes, and the bytes kept free on an accelerator that runs something."""
+
+    budgets: Mapping[str, int]
+    reserve: int
+
+    def offer(self, device: str) -> int:
+        """Return the bytes that weights may take of a device."""
+        return self.budgets[device] - (0 if device == CPU else self.reserve)
+
+    def holds(self, device: str, use: Use) -> bool:
+        """Tell whether a device has room for this use; an unused device always has."""
+        return use.peak == 0 or use.peak <= self.offer(device)
+
+
+Uses = Mapping[str, Use]
+
+
+def uses_of(choice: Choice, loads: Mapping[str, Load], devices: Iterable[str]) -> Uses:
+    """Return what each device holds under a choice."""
+    uses: Uses = {device: Use() for device in devices}
+    for name, place in choice.items():
+        uses = _with(uses, place, loads[name])
+    return uses
+
+
+def best_choice(requests: Mapping[str, Request], loads: Mapping[str, Load], limits: Limits) -> Choice | None:
+    """Return the best choice of a place per component within the limits, or None when there is none.
+
+    Best: the fewest bytes that do not stay on an accelerator; then the lowest share of its budget on the fullest
+    accelerator; then the most even shares. Ties go to the earlier places of each request, large components first.
+    The order of the input does not matter, and it is not changed.
+    """
+    order = sorted(requests, key=lambda name: (len(requests[name].places) > 1, -loads[name].nbytes, name))
+    search = _Search(requests, loads, limits)
+    search.descend(order, {}, {device: Use() for device in limits.budgets}, 0)
+    return search.best
+
+
+class _Search:
+    """Depth first, dearest component first; a branch is left when it cannot beat the best found so far."""
+
+    def __init__(self, requests: Mapping[str, Request], loads: Mapping[str, Load], limits: Limits) -> None:
+        self.requests, self.loads, self.limits = requests, loads, limits
+        self.best: Choice | None = None
+        self._best_cost: _Cost | None = None
+
+    def descend(self, rest: Sequence[str], choice: Choice, uses: Uses, away: int) -> None:
+        cost = (away, *self._unevenness(uses))
+        if self._best_cost is not None and cost >= self._best_cost:
+            return  # cost only grows on the way down
+        if not rest:
+            self.best, self._best_cost = choice, cost
+            return
+        name, load = rest[0], self.loads[rest[0]]
+        for place in self._distinct(self.requests[name].places, uses):
+            after = _with(uses, place, load)
+            if all(self.limits.holds(device, after[device]) for device in {place.device, place.storage_device}):
+                moved = 0 if place.storage_device != CPU else load.nbytes
+                self.descend(rest[1:], {**choice, name: place}, after, away + moved)
+
+    def _unevenness(self, uses: Uses) -> tuple[float, float]:
+        shares = [
+            use.peak / budget
+            for device, use in uses.items()
+            if device != CPU and (budget := self.limits.budgets[device])
+        ]
+        return max(shares, default=0.0), sum(share * share for share in shares)
+
+    def _distinct(self, places: Sequence[Place], uses: Uses) -> Iterator[Place]:
+        """Of accelerators with the same budget and the same use, one is as good as another: yield the first."""
+        seen: set[object] = set()
+        for place in places:
+            alike = (self.limits.budgets[place.device], uses[place.device], place.residency, place.device == CPU)
+            if alike not in seen or len(places) == 1:
+                seen.add(alike)
+                yield place
+
+
+def _with(uses: Uses, place: Place, load: Load) -> Uses:
+    """Return uses after one more component; a device's use never shrinks."""
+    result = dict(uses)
+    use = result[place.device]
+    peak = load.peak_bytes(place.residency)
+    if place.residency is Residency.ALWAYS or load.stays:
+        result[place.device] = Use(use.held + peak, use.brought)
+    else:
+        result[place.device] = Use(use.held, max(use.brought, peak))
+    if place.storage_device != place.device:
+        storage = result[place.storage_device]
+        result[place.storage_device] = Use(storage.held + load.nbytes, storage.brought)
+    return result

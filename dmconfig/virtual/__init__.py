@@ -1,0 +1,31 @@
+"""Virtual CUDA devices on a torch built without CUDA: rehearse placements, offloading and moves on any host.
+
+A ``VirtualMachine`` makes torch, accelerate, diffusers and transformers believe in accelerators of stated
+capacities. Tensors that "live" there are wrappers around host tensors, so values are computed for real and equal a
+plain CPU run bit for bit; mixing devices raises as CUDA would, and a ledger counts bytes per device and moves
+between them. Importing this package imports torch; nothing else in dmconfig imports it.
+
+    errors        what CUDA would have refused
+    tensor        VirtualTensor, the wrapper
+    ledger        live and peak bytes, moves
+    state         one machine's devices, and how results become tensors on them
+    rules         which devices may meet in one operator
+    operators     running one operator on the inner tensors
+    functions     calls caught above the operators, before C++ branches on the device
+    modes         the two torch modes, and the threads that must enter them
+    environment   what torch.cuda, torch.accelerator and the libraries answer
+    disk          shape-only: files that are remembered instead of written
+    modules       adopting a module, attributing memory to components
+    machine       VirtualMachine
+"""
+
+from dmconfig.virtual.errors import DeviceMismatchError as DeviceMismatchError
+from dmconfig.virtual.errors import UnknownValueError as UnknownValueError
+from dmconfig.virtual.errors import VirtualOutOfMemoryError as VirtualOutOfMemoryError
+from dmconfig.virtual.ledger import OUTSIDE as OUTSIDE
+from dmconfig.virtual.ledger import Kind as Kind
+from dmconfig.virtual.ledger import Ledger as Ledger
+from dmconfig.virtual.ledger import Move as Move
+from dmconfig.virtual.ledger import MoveCount as MoveCount
+from dmconfig.virtual.machine import VirtualMachine as VirtualMachine
+from dmconfig.virtual.tensor import VirtualTensor as VirtualTensor

@@ -1,0 +1,241 @@
+"""The books of a virtual machine: bytes that live on each device, their peaks, and what was moved between devices."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from dmconfig.virtual.errors import VirtualOutOfMemoryError
+
+Kind = Literal["weights", "activations"]
+
+OUTSIDE = "outside"  # the phase of everything that happens in no phase
+HOST_DEVICES = ("cpu", "disk")
+_ALIGNMENT_BYTES = 512  # CUDA's allocator rounds every request up to this
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A route: which kind of tensors went from where to where, in which phase."""
+
+    phase: str
+    source: str
+    destination: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCount:
+    """What went over a route: bytes in all, and in how many copies."""
+
+    bytes: int
+    count: int
+
+
+@dataclass(slots=True)
+class _Block:
+    """One storage on the books. The reference must be kept: its callback is how we learn that the storage died."""
+
+    reference: weakref.ref[torch.UntypedStorage]
+    device: str
+    size_bytes: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Peak:
+    total_bytes: int = 0
+    weights_bytes: int = 0
+
+
+class Ledger:
+    """Counts storages, so views and aliases cost nothing, as on a real device.
+
+    Sizes on accelerators are rounded up to 512 bytes, as CUDA's allocator does. What is counted for ``cpu`` is what
+    torch was seen to allocate while the machine was active, not everything that the process holds.
+    """
+
+    def __init__(self, capacities_bytes: Mapping[str, int], *, enforce_capacity: bool = True) -> None:
+        self._capacities = dict(capacities_bytes)
+        self._enforce_capacity = enforce_capacity
+        self._blocks: dict[int, _Block] = {}
+        self._live: Counter[tuple[str, Kind]] = Counter()
+        self._peaks: dict[tuple[str | None, str], _Peak] = {}
+        self._moved_bytes: Counter[Move] = Counter()
+        self._moved_count: Counter[Move] = Counter()
+        self._phases = [OUTSIDE]
+        self._died: deque[int] = deque()
+        self._lock = threading.RLock()
+
+    def live_bytes(self, device: str, *, kind: Kind | None = None) -> int:
+        """Return the bytes now on a device, of one kind or in all. Raises: ValueError: for an unknown device."""
+        self._check_device(device)
+        with self._lock:
+            self._settle()
+            if kind is not None:
+                return self._live[device, kind]
+            return self._live[device, "weights"] + self._live[device, "activations"]
+
+    def peak_bytes(self, device: str, *, phase: str | None = None, kind: Kind | None = None) -> int:
+        """Return the most bytes ever live on a device, since the last reset, in one phase or at all.
+
+        With a kind: how many of those bytes were of that kind at that moment (not the kind's own peak). A phase that
+        never ran has a peak of 0. Raises: ValueError: for an unknown device.
+        """
+        self._check_device(device)
+        peak = self._peaks.get((phase, device), _Peak())
+        match kind:
+            case None:
+                return peak.total_bytes
+            case "weights":
+                return peak.weights_bytes
+            case "activations":
+                return peak.total_bytes - peak.weights_bytes
+
+    def free_bytes(self, device: str) -> int:
+        """Return what an accelerator has left of its capacity; never negative."""
+        return max(0, self._capacities[device] - self.live_bytes(device))
+
+    @property
+    def moves(self) -> Mapping[Move, MoveCount]:
+        """Everything moved since the last reset, route by route, as a snapshot."""
+        with self._lock:
+            return {route: MoveCount(self._moved_bytes[route], count) for route, count in self._moved_count.items()}
+
+    @property
+    def current_phase(self) -> str:
+        """The innermost phase that is running."""
+        return self._phases[-1]
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Attribute peaks and moves to name. Phases nest; the innermost one counts."""
+        with self._lock:
+            depth = len(self._phases)
+            self.enter_phase(name)
+        try:
+            yield
+        finally:
+            del self._phases[depth:]  # also those that an exception left open inside
+
+    def enter_phase(self, name: str) -> None:
+        """Start a phase, for callers that cannot use ``phase`` (hooks). What is live already counts for its peak."""
+        with self._lock:
+            self._settle()
+            self._phases.append(name)
+            for device in {device for device, _kind in self._live}:
+                self._raise_peak(name, device)
+
+    def exit_phase(self) -> None:
+        """End the phase started last."""
+        if len(self._phases) > 1:
+            self._phases.pop()
+
+    def reset(self) -> None:
+        """Forget moves and peaks. What is live stays on the books, and is where peaks start from again."""
+        self._moved_bytes.clear()
+        self._moved_count.clear()
+        self.reset_peaks()
+
+    def reset_peaks(self, device: str | None = None) -> None:
+        """Lower the peaks (of one device, or all) to what is live; the moves stay."""
+        with self._lock:
+            self._settle()
+            self._peaks = {key: peak for key, peak in self._peaks.items() if device not in (None, key[1])}
+            for name in {name for name, _kind in self._live} if device is None else {device}:
+                self._raise_peak(None, name)
+                self._raise_peak(self.current_phase, name)
+
+    def record(self, storage: torch.UntypedStorage, device: str, kind: Kind = "activations") -> None:
+        """Put a storage on the books until it dies. One that is there already only has its kind raised to weights.
+
+        Raises: VirtualOutOfMemoryError: when the device has not that much left.
+        """
+        key = _key(storage)
+        with self._lock:
+            self._settle()
+            if key in self._blocks:
+                self._promote(self._blocks[key], kind)
+                return
+            size_bytes = _allocated_bytes(storage.nbytes(), device)
+            if size_bytes == 0:
+                return
+            self._check_capacity(device, size_bytes)
+            reference = weakref.ref(storage, functools.partial(self._note_death, key))
+            self._blocks[key] = _Block(reference, device, size_bytes, kind)
+            self._live[device, kind] += size_bytes
+            self._raise_peak(None, device)
+            self._raise_peak(self.current_phase, device)
+
+    def kind_of(self, storage: torch.UntypedStorage) -> Kind:
+        """Return what a storage was recorded as; activations when it is not on the books."""
+        with self._lock:
+            self._settle()
+            block = self._blocks.get(_key(storage))
+            return block.kind if block else "activations"
+
+    def count_move(self, source: str, destination: str, size_bytes: int, kind: Kind) -> None:
+        """Count one copy from device to device."""
+        with self._lock:
+            route = Move(self.current_phase, source, destination, kind)
+            self._moved_bytes[route] += size_bytes
+            self._moved_count[route] += 1
+
+    def _note_death(self, key: int, _reference: object) -> None:
+        # Runs whenever the collector likes, also between the read and the write of a += above, in this very thread:
+        # so it changes no figures, it only leaves a note (appending to a deque is atomic) for the next _settle.
+        self._died.append(key)
+
+    def _settle(self) -> None:
+        while self._died:
+            block = self._blocks.pop(self._died.popleft())
+            self._live[block.device, block.kind] -= block.size_bytes
+
+    def _promote(self, block: _Block, kind: Kind) -> None:
+        if kind == "weights" and block.kind != "weights":
+            self._live[block.device, block.kind] -= block.size_bytes
+            self._live[block.device, "weights"] += block.size_bytes
+            block.kind = "weights"
+
+    def _check_capacity(self, device: str, size_bytes: int) -> None:
+        if not self._enforce_capacity or device not in self._capacities:
+            return
+        free_bytes = self.free_bytes(device)
+        if size_bytes > free_bytes:
+            raise VirtualOutOfMemoryError(
+                device_index=int(device.partition(":")[2]),
+                wanted_bytes=size_bytes,
+                capacity_bytes=self._capacities[device],
+                free_bytes=free_bytes,
+            )
+
+    def _raise_peak(self, phase: str | None, device: str) -> None:
+        weights_bytes = self._live[device, "weights"]
+        total_bytes = weights_bytes + self._live[device, "activations"]
+        if total_bytes > self._peaks.get((phase, device), _Peak()).total_bytes:
+            self._peaks[phase, device] = _Peak(total_bytes, weights_bytes)
+
+    def _check_device(self, device: str) -> None:
+        if device not in self._capacities and device not in HOST_DEVICES:
+            known = ", ".join((*self._capacities, *HOST_DEVICES))
+            raise ValueError(f"{device!r} is not a device of this machine; it has {known}")
+
+
+def _key(storage: Any) -> int:
+    # The address of the C++ storage. Python's object for it lives exactly as long (torch keeps it alive and hands the
+    # same one out again), which is why a weak reference to it tells when the memory is freed.
+    return int(storage._cdata)
+
+
+def _allocated_bytes(size_bytes: int, device: str) -> int:
+    if device in HOST_DEVICES:
+        return size_bytes
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -1,0 +1,99 @@
+"""Modules on a machine: adopting their tensors, and attributing memory and moves to a pipeline's components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from dmconfig.virtual.patching import replaced
+from dmconfig.virtual.state import MachineState
+from dmconfig.virtual.tensor import VirtualTensor, as_shape, is_parameter, wrapped
+
+_MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
+
+
+def adopt_module(state: MachineState, module: torch.nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Replace every tensor of the module by one of this machine, recorded as weights on device."""
+    adopted: dict[int, Any] = {}  # tied weights stay tied
+
+    def adopt(tensor: Any) -> Any:
+        if tensor is None or isinstance(tensor, VirtualTensor):
+            return tensor
+        if id(tensor) not in adopted:
+            adopted[id(tensor)] = _adopted(state, tensor, device, dtype)
+        return adopted[id(tensor)]
+
+    with torch.no_grad():
+        for part in module.modules():
+            for tensors in (part._parameters, part._buffers):
+                tensors.update({name: adopt(tensor) for name, tensor in tensors.items()})
+            _adopt_attributes(part, adopt)
+
+
+def _adopt_attributes(module: torch.nn.Module, adopt: Callable[[Any], Any]) -> None:
+    # Tensors kept as plain attributes (tables of rotary embeddings) are not moved by .to(), here as on real devices.
+    for name, value in list(vars(module).items()):
+        if name in _MODULE_INTERNALS or not isinstance(value, (torch.Tensor, list, tuple, dict)):
+            continue
+        if any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(value)[0]):
+            vars(module)[name] = tree_map_only(torch.Tensor, adopt, value)
+
+
+def _adopted(state: MachineState, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> Any:
+    content = tensor.detach()
+    if dtype is not None and content.is_floating_point():
+        content = content.to(dtype)
+    if not state.values and _drops_values(state, tensor):
+        content = as_shape(content)
+    elif device.type != "cpu":
+        content = content.clone()
+    result = _on_device(state, content, device)
+    return torch.nn.Parameter(result, requires_grad=False) if is_parameter(tensor) else result
+
+
+def _drops_values(state: MachineState, tensor: torch.Tensor) -> bool:
+    # Parameters always, so that nothing is computed with them; of buffers only what is large (timestep tables stay)
+    return tensor.device.type == "meta" or is_parameter(tensor) or tensor.numel() > state.small_elements
+
+
+def _on_device(state: MachineState, inner: torch.Tensor, device: torch.device) -> Any:
+    state.ledger.record(inner.untyped_storage(), str(device), "weights")
+    on_host = device.type == "cpu" and inner.device.type == "cpu"
+    return inner if on_host else wrapped(inner, device)
+
+
+@contextmanager
+def tracked_components(state: MachineState, components: Mapping[str, object]) -> Iterator[None]:
+    """Make every call of a component a phase with its name, until the end of the block."""
+    with ExitStack() as stack:
+        for name, component in components.items():
+            if isinstance(component, torch.nn.Module):
+                stack.enter_context(_tracked(state, name, component))
+        yield
+
+
+@contextmanager
+def _tracked(state: MachineState, name: str, component: torch.nn.Module) -> Iterator[None]:
+    ledger = state.ledger
+    before = component.register_forward_pre_hook(lambda _module, _args: ledger.enter_phase(name))
+    after = component.register_forward_hook(lambda _module, _args, _output: ledger.exit_phase(), always_call=True)
+    # an autoencoder is never called itself: pipelines use these two
+    methods = {method: getattr(component, method) for method in ("encode", "decode") if hasattr(component, method)}
+    try:
+        with replaced(component, {method: _in_phase(state, name, call) for method, call in methods.items()}):
+            yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def _in_phase(state: MachineState, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def call_in_phase(*args: Any, **kwargs: Any) -> Any:
+        with state.ledger.phase(name):
+            return call(*args, **kwargs)
+
+    return call_in_phase

@@ -1,0 +1,178 @@
+"""The tensor that says it is on an accelerator, and holds a tensor of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Dispatch = Callable[[OpOverload, Args, Kwargs], Any]
+
+META = torch.device("meta")
+CPU = torch.device("cpu")
+
+_C: Any = torch._C
+_dispatch: Dispatch | None = None  # of the active machine; there is at most one in a process
+
+
+class VirtualTensor(torch.Tensor):
+    """A tensor on a virtual device: shape, dtype and device of its own, content in ``_inner``.
+
+    ``_inner`` is a plain CPU tensor when values are computed, or a plain meta tensor when only shapes are. A result
+    that lands on the host is a plain tensor again, except a shape-only one (its device says cpu, its inner meta).
+    """
+
+    _inner: torch.Tensor
+    _is_param: bool
+
+    @staticmethod
+    def __new__(
+        cls: type[VirtualTensor],
+        data: torch.Tensor,
+        requires_grad: bool = False,
+        *,
+        device: torch.device | None = None,
+        **_state: object,
+    ) -> Any:
+        """Wrap data. Without a device: a parameter, for accelerate, which rebuilds weights as
+
+        ``type(param)(value, requires_grad=..., **param.__dict__)``, whatever the parameter's type is.
+        """
+        if device is None:
+            return torch.nn.Parameter(data, requires_grad)
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            cls,
+            data.size(),
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
+            layout=data.layout,
+            device=device,
+            requires_grad=False,
+        )
+        wrapper._inner = data
+        return wrapper
+
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
+        pass  # torch.Tensor's own would refuse our arguments
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        kind = "shape only" if is_shape_only(self) else "real"
+        return f"VirtualTensor({tuple(self.shape)}, {self.dtype}, device={self.device}, {kind})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch types it as an instance method
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if _dispatch is None:
+            raise RuntimeError("this tensor is on a virtual device, and no VirtualMachine is active")
+        return _dispatch(func, args, kwargs or {})
+
+    # What C++ cannot answer for a wrapper without a storage:
+
+    def data_ptr(self) -> int:
+        """Return an address that is equal for aliases and differs otherwise, as accelerate's tied weights need."""
+        inner = self._inner
+        if inner.device.type != "meta":
+            return inner.data_ptr()
+        storage: Any = inner.untyped_storage()
+        return int(storage._cdata << 4) + int(inner.storage_offset()) * inner.element_size()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the storage of the inner tensor."""
+        return self._inner.untyped_storage()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return the values as an array; zeros when there is only a shape.
+
+        Raises: TypeError: when the tensor is on an accelerator and force is not set, like CUDA tensors do.
+        """
+        if self.device.type != "cpu" and not force:
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+        if is_shape_only(self):
+            with no_modes():
+                dtype = torch.empty(0, dtype=self._inner.dtype).numpy().dtype
+            return np.zeros(tuple(self._inner.shape), dtype=dtype)
+        return self._inner.detach().numpy()
+
+    def tolist(self) -> Any:
+        """Return the values as nested lists of numbers."""
+        if is_shape_only(self):
+            return self.item() if self.dim() == 0 else [row.tolist() for row in self]
+        return self._inner.tolist()
+
+    def __array__(self, dtype: Any = None, *_args: object, **_kwargs: object) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            copy: torch.Tensor = self.detach().clone()
+            memo[id(self)] = torch.nn.Parameter(copy, self.requires_grad) if is_parameter(self) else copy
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (self._inner, str(self.device), is_parameter(self), self.requires_grad)
+
+    def twin(self) -> Any:
+        """Return another tensor with the same content on the same device."""
+        return wrapped(self._inner.detach(), self.device)
+
+
+def wrapped(inner: torch.Tensor, device: torch.device) -> Any:
+    """Return inner as a tensor of the virtual device."""
+    return VirtualTensor(inner, device=device)
+
+
+def inner_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the plain tensor inside, or the tensor itself when it is one."""
+    return tensor._inner if isinstance(tensor, VirtualTensor) else tensor
+
+
+def is_shape_only(tensor: torch.Tensor) -> bool:
+    """Tell whether there are no values inside."""
+    return inner_of(tensor).device.type == "meta"
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Tell whether torch counts the tensor as a module's parameter."""
+    return isinstance(tensor, torch.nn.Parameter)
+
+
+def as_shape(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a plain tensor of the same geometry without values."""
+    if tensor.device.type == "meta":
+        return tensor
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
+
+
+@contextmanager
+def no_modes() -> Iterator[None]:
+    """Run torch as if no machine were active; for work on inner tensors."""
+    with _C._DisableTorchDispatch(), _C.DisableTorchFunction():
+        yield
+
+
+def install_dispatch(dispatch: Dispatch | None) -> None:
+    """Set what runs operators on virtual tensors in this process; None when the machine ends."""
+    global _dispatch
+    _dispatch = dispatch
+
+
+def installed_dispatch() -> Dispatch | None:
+    """Return what runs operators on virtual tensors, or None outside a machine."""
+    return _dispatch
+
+
+def _rebuild(inner: torch.Tensor, device: str, parameter: bool, requires_grad: bool) -> Any:
+    tensor = wrapped(inner, torch.device(device))
+    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor
