@@ -105,7 +105,7 @@ def dispatch(pipe: Any, plan: Plan, *, call: Mapping[str, Any], in_turn: tuple[s
         placement.release()
         raise
     for inner in _with_inner_pipelines(pipe):
-        inner.__class__ = placed_class(type(inner))
+        inner.__class__ = placed_class(inner.__class__)
         inner._placement = placement
         inner.hf_device_map = dict(plan.device_map)
     return pipe

@@ -43,7 +43,7 @@ def read_cached(libraries: tuple[Library, ...], entry: str) -> Any:
         return None
     try:
         head, _, body = path.read_bytes().partition(b"\n")
-        return json.loads(body) if head == _head(key, body) else None
+        return json.loads(body) if head == _head(key, entry, body) else None
     except (OSError, ValueError):
         return None
 
@@ -57,7 +57,7 @@ def write_cached(libraries: tuple[Library, ...], entry: str, data: Any) -> None:
     draft = path.with_name(f".{entry}.{os.getpid()}.{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(_head(key, body) + b"\n" + body)
+        draft.write_bytes(_head(key, entry, body) + b"\n" + body)
         draft.replace(path)
     except OSError:
         _discard(draft)
@@ -73,8 +73,9 @@ def _path(key: bytes, entry: str) -> Path | None:
     return None if folder is None else folder / "facts" / f"{crc32(key):08x}" / entry
 
 
-def _head(key: bytes, body: bytes) -> bytes:
-    return b"%08x %s" % (crc32(body), key.replace(b"\n", b" "))
+def _head(key: bytes, entry: str, body: bytes) -> bytes:
+    """Return the first line of a file. It repeats entry: some file systems take ``A`` and ``a`` for the same name."""
+    return b"%08x %s; %s" % (crc32(body), entry.encode(), key.replace(b"\n", b" "))
 
 
 def _discard(path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dmconfig.facts.cache import read_cached, write_cached
 from dmconfig.facts.installed import Library, installed_libraries
 from dmconfig.facts.records import (
     ClassFacts,
+    Json,
     PipelineFacts,
     class_from_data,
     class_to_data,
@@ -16,7 +18,7 @@ from dmconfig.facts.records import (
     pipeline_to_data,
 )
 
-if TYPE_CHECKING:  # a warm cache never needs ast, whose import costs as much as ten lookups
+if TYPE_CHECKING:  # what reads source is imported only when the cache has no answer
     from dmconfig.facts.source import Sources
 
 
@@ -45,37 +47,48 @@ def known_pipelines() -> tuple[str, ...]:
 
 @cache
 def _pipeline(libraries: tuple[Library, ...], class_name: str) -> PipelineFacts | None:
-    entry = f"pipeline.{class_name}"
-    if (data := read_cached(libraries, entry)) is not None:
-        return pipeline_from_data(data)
-    from dmconfig.facts.reading import read_pipeline
-
-    if (facts := read_pipeline(_sources(libraries), class_name)) is not None:
-        write_cached(libraries, entry, pipeline_to_data(facts))
-    return facts
+    data = _remembered(libraries, f"pipeline.{class_name}", lambda: _read_pipeline(libraries, class_name))
+    return None if data is None else pipeline_from_data(data)
 
 
 @cache
 def _class(libraries: tuple[Library, ...], library: str, class_name: str) -> ClassFacts | None:
-    entry = f"class.{library}.{class_name}"
-    if (data := read_cached(libraries, entry)) is not None:
-        return class_from_data(data)
-    from dmconfig.facts.reading import read_class
-
-    if (facts := read_class(_sources(libraries), library, class_name)) is not None:
-        write_cached(libraries, entry, class_to_data(facts))
-    return facts
+    data = _remembered(libraries, f"class.{library}.{class_name}", lambda: _read_class(libraries, library, class_name))
+    return None if data is None else class_from_data(data)
 
 
 @cache
 def _known(libraries: tuple[Library, ...]) -> tuple[str, ...]:
-    if (data := read_cached(libraries, "known_pipelines")) is not None:
-        return tuple(data)
+    return tuple(_remembered(libraries, "known_pipelines", lambda: _read_known(libraries)))
+
+
+def _remembered(libraries: tuple[Library, ...], entry: str, read: Callable[[], Json]) -> Any:
+    """Return the cached entry, else what read returns, which is cached: that there is no such class, too."""
+    if (cached := read_cached(libraries, entry)) is not None:
+        return cached["found"]
+    found = read()
+    write_cached(libraries, entry, {"found": found})
+    return found
+
+
+def _read_pipeline(libraries: tuple[Library, ...], class_name: str) -> Json:
+    from dmconfig.facts.reading import read_pipeline
+
+    facts = read_pipeline(_sources(libraries), class_name)
+    return None if facts is None else pipeline_to_data(facts)
+
+
+def _read_class(libraries: tuple[Library, ...], library: str, class_name: str) -> Json:
+    from dmconfig.facts.reading import read_class
+
+    facts = read_class(_sources(libraries), library, class_name)
+    return None if facts is None else class_to_data(facts)
+
+
+def _read_known(libraries: tuple[Library, ...]) -> Json:
     from dmconfig.facts.reading import read_known_pipelines
 
-    names = read_known_pipelines(_sources(libraries))
-    write_cached(libraries, "known_pipelines", list(names))
-    return names
+    return [*read_known_pipelines(_sources(libraries))]
 
 
 @cache

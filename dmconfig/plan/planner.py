@@ -240,7 +240,7 @@ def _variations(task: _Task) -> Iterator[tuple[str, _Task]]:
     if task.spec.device_map != "balanced":
         yield "use device_map: balanced", task.variation(device_map="balanced")
     for word in ("cpu_offload_with_hook", "sequential_cpu_offload"):
-        yield f"add low_memory: {word}", task.variation(low_memory=word)
+        yield f"use low_memory: {word}", task.variation(low_memory=word)
         if task.spec.device_map != "balanced":
             text = f"use device_map: balanced with low_memory: {word}"
             yield text, task.variation(device_map="balanced", low_memory=word)

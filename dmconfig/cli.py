@@ -1,0 +1,282 @@
+"""The command ``dmconfig``: one function per verb. The only module that prints, and the only one that exits.
+
+Exit codes: 0 fine, 2 bad input, 3 no feasible plan, 4 build, dispatch or call failed; 1 is a fault of dmconfig itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmconfig.version import __version__
+
+if TYPE_CHECKING:
+    from dmconfig.console import ConsoleProgress
+    from dmconfig.errors import Problem
+    from dmconfig.load import Checked
+    from dmconfig.plan import Plan
+    from dmconfig.resolve import Override
+
+
+class Format(StrEnum):
+    """How to show a result."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+app = typer.Typer(
+    name="dmconfig",
+    help="Declare a diffusers pipeline and where each part of it lives in a YAML file; check, plan and run it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The spec.", show_default=False)]
+FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE...", help="The specs.", show_default=False)]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the file, e.g. device_map=cuda:1.")
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to show the result.")]
+GpusOption = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="SIZES", help="Plan for these accelerators, e.g. 2x24GiB,12GiB; 0: none."),
+]
+RamOption = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="Plan for this much host memory.")]
+
+
+def main() -> None:
+    """Run the command line. What is not an expected failure is a fault of ours, and says how to report it."""
+    try:
+        app()
+    except Exception as error:
+        if os.environ.get("DMCONFIG_TRACEBACK"):
+            raise
+        typer.echo(f"internal error: {type(error).__name__}: {error}", err=True)
+        typer.echo("  This is a fault of dmconfig. Please report it with the output of the same command", err=True)
+        typer.echo("  run with DMCONFIG_TRACEBACK=1 in the environment.", err=True)
+        raise SystemExit(1) from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dmconfig {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Check, plan and run diffusers pipelines described in YAML."""
+
+
+@app.command()
+def validate(files: FilesArgument, set_: SetOption = None, format_: FormatOption = Format.TEXT) -> None:
+    """Check specs: everything that can be known without a machine and without reading weights."""
+    from dmconfig.check import check_weights
+    from dmconfig.errors import DMConfigError
+    from dmconfig.load import check_file
+
+    results: list[dict[str, Any]] = []
+    exit_code = 0
+    for file in files:
+        problems: tuple[Problem, ...] = ()
+        try:
+            checked = check_file(file, _overrides(set_))
+            check_weights(checked.resolved, checked.assembly)
+        except DMConfigError as error:
+            problems, exit_code = error.problems, max(exit_code, error.exit_code)
+        results.append(_verdict(file, problems, format_))
+    if format_ is Format.JSON:
+        _print_json(results)
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def plan(
+    file: FileArgument,
+    gpus: GpusOption = None,
+    ram: RamOption = None,
+    set_: SetOption = None,
+    format_: FormatOption = Format.TEXT,
+) -> None:
+    """Show where every component will live on this machine, or on one described by --gpus and --ram."""
+    from dmconfig.inventory import parse_machine, probe_machine
+    from dmconfig.load import check_file, plan_for
+
+    with _exit_on_problems(format_):
+        machine = None if gpus is not None and ram is not None else probe_machine()
+        if gpus is not None or ram is not None or machine is None:
+            machine = parse_machine(gpus, ram, this_machine=machine)
+        _print_plan(plan_for(check_file(file, _overrides(set_)), machine), format_)
+
+
+@app.command()
+def run(
+    file: FileArgument,
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to draw.")],
+    out: Annotated[Path, typer.Option("--out", metavar="IMAGE", help="Where to write it; made with its folder.")],
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Same seed, same picture.")] = None,
+    call: Annotated[
+        list[str] | None, typer.Option("--call", metavar="KEY=VALUE", help="An argument of the pipeline's call.")
+    ] = None,
+    set_: SetOption = None,
+    format_: FormatOption = Format.TEXT,
+) -> None:
+    """Load the pipeline as planned, call it once, and write the picture."""
+    _quiet_libraries()
+    from dmconfig.check import check_weights
+    from dmconfig.console import ConsoleProgress
+    from dmconfig.inventory import probe_machine
+    from dmconfig.load import check_file, fetched, load_plan, plan_for
+    from dmconfig.output import check_output, save
+
+    progress = ConsoleProgress()
+    with _exit_on_problems(format_):
+        check_output(out)
+        overrides = [*_overrides(set_), *_call_overrides(prompt, seed, call)]
+        with progress.phase("plan"):
+            checked = fetched(check_file(file, overrides), progress)
+            _check_required(checked)
+            check_weights(checked.resolved, checked.assembly)
+            planned = plan_for(checked, probe_machine())
+        if format_ is Format.TEXT:
+            _print_plan(planned, format_)
+        pipe = load_plan(checked, planned, progress)
+        with progress.phase("generate"):
+            result = _call(pipe, progress)
+        with progress.phase("save"):
+            files = save(result, out)
+        _report_run(files, planned, progress, format_)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the file format, for editors and other tools."""
+    from dmconfig.schema import schema_text
+
+    typer.echo(schema_text(), nl=False)
+
+
+def _overrides(assignments: list[str] | None, flag: str = "--set") -> list[Override]:
+    from dmconfig.resolve import override_from_text
+
+    return [override_from_text(assignment, flag) for assignment in assignments or []]
+
+
+def _call_overrides(prompt: str, seed: int | None, call: list[str] | None) -> Iterator[Override]:
+    """The arguments of the call are values of the file's ``call`` section, set from outside like any other."""
+    from dataclasses import replace
+
+    from dmconfig.resolve import Override
+
+    yield Override(path=("call", "prompt"), value=prompt, origin="--prompt", folder=Path.cwd())
+    if seed is not None:
+        yield Override(path=("call", "seed"), value=seed, origin="--seed", folder=Path.cwd())
+    for override in _overrides(call, "--call"):
+        yield replace(override, path=("call", *override.path))
+
+
+def _check_required(checked: Checked) -> None:
+    """Every parameter that the pipeline's call requires is given, by the file or the command line."""
+    from dmconfig.errors import Code, SpecError
+
+    facts, given = checked.assembly.facts, checked.spec.call
+    missing = [parameter.name for parameter in facts.call if parameter.required and parameter.name not in given]
+    if missing:
+        what = f"{facts.class_name} cannot be called without {', '.join(missing)}"
+        fix = f"add --call {missing[0]}=..., or {missing[0]} under call"
+        raise SpecError([checked.resolved.problem(Code.MISSING_KEY, ("call",), what, fix=fix)])
+
+
+def _call(pipe: Any, progress: ConsoleProgress) -> Any:
+    from dmconfig.errors import Code, Problem, RunError
+
+    pipe.set_progress_bar_config(disable=not progress.console.is_terminal)
+    try:
+        return pipe()
+    except Exception as error:
+        what = f"the call of {type(pipe).__name__} failed: {type(error).__name__}: {error}"
+        raise RunError([Problem(code=Code.CALL_FAILED, what=what)]) from error
+
+
+def _quiet_libraries() -> None:
+    """Keep the libraries' remarks at import off the screen; what matters of them is an error here."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+
+
+@contextlib.contextmanager
+def _exit_on_problems(format_: Format) -> Iterator[None]:
+    from dmconfig.errors import DMConfigError
+
+    try:
+        yield
+    except DMConfigError as error:
+        _print_problems(error.problems, format_)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _print_problems(problems: tuple[Problem, ...], format_: Format) -> None:
+    from dmconfig.errors import render_problem
+
+    if format_ is Format.JSON:
+        from dmconfig.report import problems_data
+
+        _print_json(problems_data(problems))
+        return
+    for problem in problems:
+        typer.echo(render_problem(problem), err=True)
+
+
+def _verdict(file: Path, problems: tuple[Problem, ...], format_: Format) -> dict[str, Any]:
+    if format_ is Format.TEXT:
+        if problems:
+            _print_problems(problems, format_)
+        else:
+            typer.echo(f"{file}: valid")
+        return {}
+    from dmconfig.report import problems_data
+
+    return {"file": str(file), **(problems_data(problems) if problems else {"ok": True, "problems": []})}
+
+
+def _print_plan(planned: Plan, format_: Format) -> None:
+    from dmconfig import report
+
+    if format_ is Format.JSON:
+        _print_json(report.plan_data(planned))
+        return
+    from dmconfig.console import make_console
+
+    make_console().print(report.plan_text(planned), markup=False)
+
+
+def _report_run(files: list[Path], planned: Plan, progress: ConsoleProgress, format_: Format) -> None:
+    if format_ is Format.JSON:
+        from dmconfig.report import plan_data
+
+        seconds = {name: round(value, 3) for name, value in progress.seconds.items()}
+        _print_json({**plan_data(planned), "files": [str(file) for file in files], "seconds": seconds})
+        return
+    typer.echo(f"took {progress.timings()}")
+    for file in files:
+        typer.echo(f"wrote {file}")
+
+
+def _print_json(data: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(data, indent=2))

@@ -1,0 +1,94 @@
+"""Writing what a pipeline made: pictures, or the frames of a film, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dmconfig.errors import Code, Problem, RunError, SpecError
+
+STILL = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
+MOVING = frozenset({".gif", ".webp"})
+_FRAME_MS = 62
+
+
+def check_output(path: Path) -> None:
+    """Check, before anything is loaded, that a picture can be written to path.
+
+    Raises: SpecError: the ending is no picture's, or the folder cannot be written to.
+    """
+    accepted = ", ".join(sorted(STILL | MOVING))
+    if path.suffix.lower() not in STILL | MOVING:
+        raise SpecError([_bad_output(f"{path} does not end like a picture; accepted are {accepted}")])
+    if path.is_dir():
+        raise SpecError([_bad_output(f"{path} is a folder; name a file in it")])
+    parent = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise SpecError([_bad_output(f"{path} cannot be written: {parent} is not a folder one may write to")])
+
+
+def save(result: Any, path: Path) -> list[Path]:
+    """Write the pictures or films in a pipeline's result and return the files.
+
+    One goes to ``path``; of several each goes to a numbered file beside it. A file is there whole or not at all.
+
+    Raises: RunError: the result has neither images nor frames, or a file cannot be written.
+    """
+    sequences = _sequences(result)
+    if not sequences:
+        what = f"the pipeline returned {type(result).__name__}, which has no images and no frames"
+        raise RunError([Problem(code=Code.OUTPUT_NOT_WRITTEN, what=what)])
+    if len(sequences[0]) > 1 and path.suffix.lower() not in MOVING:
+        what = f"the pipeline made a film of {len(sequences[0])} frames; {path.suffix} holds one picture"
+        fix = f"write it to a file ending in {' or '.join(sorted(MOVING))}"
+        raise RunError([Problem(code=Code.OUTPUT_NOT_WRITTEN, what=what, fix=fix, origin="--out")])
+    several = len(sequences) > 1
+    files = [path.with_stem(f"{path.stem}-{n}") if several else path for n in range(1, len(sequences) + 1)]
+    for file, frames in zip(files, sequences, strict=True):
+        _write(frames, file)
+    return files
+
+
+def _sequences(result: Any) -> list[list[Any]]:
+    """The result as one list of PIL pictures per still (of one picture) or film."""
+    if (images := getattr(result, "images", None)) is not None:
+        return [[picture] for picture in _pictures(images)]
+    if (frames := getattr(result, "frames", None)) is not None:
+        return [_pictures(film) for film in frames]
+    return []
+
+
+def _pictures(images: Any) -> list[Any]:
+    """PIL pictures of a list of them, or of an array or tensor [n, height, width, channels] or [n, c, h, w] in 0..1."""
+    from PIL import Image
+
+    if isinstance(images, list) and all(isinstance(image, Image.Image) for image in images):
+        return images
+    from diffusers.image_processor import VaeImageProcessor
+
+    if hasattr(images, "cpu"):
+        images = VaeImageProcessor.pt_to_numpy(images)
+    return list(VaeImageProcessor.numpy_to_pil(images))
+
+
+def _write(frames: list[Any], file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-", suffix=file.suffix)
+        os.close(handle)
+        try:
+            more = {"save_all": True, "append_images": frames[1:], "duration": _FRAME_MS} if len(frames) > 1 else {}
+            frames[0].save(name, **more)
+            Path(name).chmod(0o644)
+            Path(name).replace(file)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        what = f"{file} could not be written: {error}"
+        raise RunError([Problem(code=Code.OUTPUT_NOT_WRITTEN, what=what, origin="--out")]) from error
+
+
+def _bad_output(what: str) -> Problem:
+    return Problem(code=Code.BAD_COMMAND_LINE, what=what, origin="--out")

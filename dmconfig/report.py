@@ -1,0 +1,134 @@
+"""Problems and plans as text and as JSON: two renderings of the same data. Nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from dmconfig.errors import Problem
+from dmconfig.paths import render_path
+from dmconfig.plan.model import Assignment, DeviceUse, Plan
+from dmconfig.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_BAR_WIDTH = 32
+_USED, _RESERVED, _FREE = "█", "▒", "·"
+_HEADERS = ("component", "class", "dtype", "weights", "runs on", "rest on", "residency", "why")
+_RIGHT = "weights"
+
+
+def problem_data(problem: Problem) -> dict[str, Any]:
+    """Return problem as JSON data: code, name, file, line, column, path, what, why, fix, origin."""
+    place = problem.location
+    return {
+        "code": problem.code.value,
+        "name": problem.code.slug,
+        "file": place.file if place else None,
+        "line": place.line if place else None,
+        "column": place.column if place else None,
+        "path": render_path(problem.path) if problem.path else None,
+        "what": problem.what,
+        "why": problem.why or None,
+        "fix": problem.fix or None,
+        "origin": problem.origin or None,
+    }
+
+
+def problems_data(problems: Iterable[Problem]) -> dict[str, Any]:
+    """Return the JSON data of a failure."""
+    return {"ok": False, "problems": [problem_data(problem) for problem in problems]}
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """Return plan as JSON data; sizes in bytes."""
+    return {
+        "ok": True,
+        "pipeline": plan.pipeline,
+        "machine": plan.machine,
+        "execution_device": plan.execution_device,
+        "device_map": dict(plan.device_map),
+        "components": [_assignment_data(assignment) for assignment in plan.assignments],
+        "devices": [_device_data(device) for device in plan.devices],
+        "notes": list(plan.notes),
+    }
+
+
+def plan_text(plan: Plan) -> RenderableType:
+    """Return plan as a table of components and a bar per device, for a rich console."""
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in _HEADERS:
+        last = header == _HEADERS[-1]
+        table.add_column(header, justify="right" if header == _RIGHT else "left", overflow="fold", no_wrap=not last)
+    for assignment in plan.assignments:
+        table.add_row(*_row(assignment))
+    heading = f"{plan.pipeline} on {plan.machine}; latents and embeddings live on {plan.execution_device}"
+    sources = ", ".join(dict.fromkeys(_SOURCES[a.measured_from] for a in plan.assignments))
+    notes = [f"note: {note}" for note in plan.notes]
+    bars = [_bar(device, plan) for device in plan.devices]
+    return Group(heading, "", table, "", *bars, f"sizes from {sources}", *notes)
+
+
+_SOURCES = {
+    "weights": "the headers of the weights",
+    "catalogue": "the packaged catalogue (no weights on this machine)",
+    "configs": "the configs (no weights there)",
+}
+
+
+def _row(assignment: Assignment) -> tuple[str, ...]:
+    return (
+        assignment.component,
+        assignment.class_name,
+        assignment.dtype,
+        format_bytes(assignment.nbytes),
+        assignment.execution_device,
+        assignment.storage_device,
+        assignment.residency.value.replace("_", " "),
+        assignment.reason,
+    )
+
+
+def _bar(device: DeviceUse, plan: Plan) -> str:
+    """One line: what of a device's budget is used, reserved and free."""
+    width = max(len(other.id) for other in plan.devices)
+    budget = max(device.budget_bytes, 1)
+    used = min(_BAR_WIDTH, -(-device.used_bytes * _BAR_WIDTH // budget))
+    reserved = min(_BAR_WIDTH - used, -(-device.reserved_bytes * _BAR_WIDTH // budget))
+    bar = _USED * used + _RESERVED * reserved + _FREE * (_BAR_WIDTH - used - reserved)
+    parts = [f"{format_bytes(device.used_bytes)} weights"]
+    if device.reserved_bytes:
+        parts.append(f"{format_bytes(device.reserved_bytes)} reserve")
+    parts.append(f"{format_bytes(device.free_bytes)} free of {format_bytes(device.budget_bytes)}")
+    return f"{device.id:<{width}}  {bar}  {', '.join(parts)}"
+
+
+def _assignment_data(assignment: Assignment) -> dict[str, Any]:
+    return {
+        "component": assignment.component,
+        "class": assignment.class_name,
+        "dtype": assignment.dtype,
+        "bytes": assignment.nbytes,
+        "peak_bytes": assignment.peak_bytes,
+        "measured_from": assignment.measured_from,
+        "execution_device": assignment.execution_device,
+        "storage_device": assignment.storage_device,
+        "residency": assignment.residency.value,
+        "reason": assignment.reason,
+    }
+
+
+def _device_data(device: DeviceUse) -> dict[str, Any]:
+    return {
+        "id": device.id,
+        "description": device.description,
+        "total_bytes": device.total_bytes,
+        "budget_bytes": device.budget_bytes,
+        "used_bytes": device.used_bytes,
+        "reserved_bytes": device.reserved_bytes,
+        "free_bytes": device.free_bytes,
+    }
