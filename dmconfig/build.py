@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmconfig.assembly import Assembly, Component
@@ -64,13 +64,28 @@ def _load_module(cls: Any, component: Component, dtype: str) -> Any:
     import torch
 
     files = component_weights(component)
-    return cls.from_pretrained(
+    module, info = cls.from_pretrained(
         str(component.folder),
         **{_dtype_argument(component.library): getattr(torch, dtype)},
         variant=files.variant if files else None,
         use_safetensors=True,
         local_files_only=True,
-    ).eval()
+        output_loading_info=True,
+    )
+    _refuse_random_weights(info)
+    return module.eval()
+
+
+def _refuse_random_weights(info: Mapping[str, Any]) -> None:
+    """Both libraries fill tensors that a file lacks with random numbers and go on; a picture of noise is the result."""
+    lacking = sorted(info.get("missing_keys", ()))
+    misshapen = sorted(
+        str(entry[0] if isinstance(entry, tuple) else entry) for entry in info.get("mismatched_keys", ())
+    )
+    for names, what in ((lacking, "its weights lack"), (misshapen, "its weights have another shape for")):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(f"{what} {', '.join(names[:3])}{more}")
 
 
 def _class_of(component: Component) -> Any:

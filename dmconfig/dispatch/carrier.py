@@ -37,7 +37,7 @@ class Carrier:
     ) -> None:
         self.module, self.weights, self.device, self.home, self.skip_keys = module, weights, device, home, skip_keys
         self._inside: object | None = None  # the module or method through which the component was entered
-        self._wrapped: list[str] = []
+        self._replaced: dict[str, Any] = {}  # name of a wrapped method -> what the instance had in its place
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def attach(self) -> None:
@@ -52,23 +52,20 @@ class Carrier:
                 self._handles += [enter, leave]
 
     def detach(self) -> None:
-        """Step aside: no method and no submodule of the component is changed any more."""
-        for name in self._wrapped:
-            vars(self.module).pop(name, None)
-            if name in self._before:
-                vars(self.module)[name] = self._before[name]
+        """Step aside: every method is what it was before, and no submodule has a hook of ours."""
+        for name, before in self._replaced.items():
+            if before is None:
+                del vars(self.module)[name]
+            else:
+                vars(self.module)[name] = before
         for handle in self._handles:
             handle.remove()
-        self._wrapped.clear()
+        self._replaced.clear()
         self._handles.clear()
 
-    @functools.cached_property
-    def _before(self) -> dict[str, Any]:
-        """Instance attributes that other hooks had put in the place of methods."""
-        return {name: vars(self.module)[name] for name in ENTRY_METHODS if name in vars(self.module)}
-
     def _wrap(self, name: str) -> None:
-        method: Callable[..., Any] = self._before.get(name) or getattr(self.module, name)
+        self._replaced[name] = vars(self.module).get(name)  # another's hook, such as accelerate's, or nothing
+        method: Callable[..., Any] = getattr(self.module, name)
 
         @functools.wraps(method)
         def entered(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +79,6 @@ class Carrier:
                 self._inside = None
 
         vars(self.module)[name] = entered
-        self._wrapped.append(name)
 
     def _enter_submodule(
         self, submodule: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -126,6 +126,12 @@ class PerLeaf:
         """Nothing to do: the hooks send each layer home."""
 
     def detach(self) -> None:
-        """Take the hooks off, which puts the weights back."""
+        """Take the hooks off, which puts the weights back.
+
+        accelerate leaves each module its own ``forward`` as an instance attribute; that goes too.
+        """
         remove_hook_from_module(self.module, recurse=True)
+        for part in self.module.modules():
+            if getattr(vars(part).get("forward"), "__func__", None) is type(part).forward:
+                del part.forward
         self.module.to(CPU)

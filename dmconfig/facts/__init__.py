@@ -7,6 +7,7 @@ The integration tests compare every fact with what importing says.
     records     the facts as values
     installed   where the packages are, and what identifies their state
     cache       facts kept on disk between runs
+    index       all class statements of a package, found by a pattern
     source      modules, names and inheritance, read from source
     expression  values and annotations written in source
     reading     one class in source -> its facts

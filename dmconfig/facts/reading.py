@@ -15,9 +15,10 @@ from dmconfig.facts.expression import (
     own_attribute,
     read_annotation,
 )
+from dmconfig.facts.index import Index
 from dmconfig.facts.installed import LIBRARIES
 from dmconfig.facts.records import CallParameter, ClassFacts, ComponentSlot, Json, PipelineFacts
-from dmconfig.facts.source import ClassSource, Index, Module, Sources
+from dmconfig.facts.source import ClassSource, Module, Sources
 
 _PIPELINE_BASE = "DiffusionPipeline"
 # diffusers itself reads the new class where a config has the old name (utils/deprecation_utils.py).

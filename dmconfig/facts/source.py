@@ -14,15 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dmconfig.facts.index import Index, build_index, read_text
 from dmconfig.facts.installed import Library
 
-Index = dict[str, list[tuple[str, str]]]
-"""Class name -> (module, text between the parentheses of the class statement), for every definition."""
-
-_STATEMENT = re.compile(r"^(?:class (\w+)(?:\(([^)]*)\))?|([A-Z]\w*) = ([A-Z]\w*)\s*$)", re.MULTILINE)
 _QUOTED = re.compile(r"""["'](\w+)["']""")
-# Sources from which upstream generates others, stand-ins for missing packages, and command-line tools.
-_NOT_INDEXED = ("modular_", "convert_", "dummy_", "test")
 
 
 @dataclass(slots=True)
@@ -58,10 +53,10 @@ Ancestor = ClassSource | str
 class Sources:
     """The source of the given libraries; modules are parsed when first needed and kept."""
 
-    def __init__(self, libraries: tuple[Library, ...], indexes: dict[str, Index] | None = None) -> None:
+    def __init__(self, libraries: tuple[Library, ...]) -> None:
         self._libraries = {library.name: library for library in libraries}
         self._modules: dict[str, Module | None] = {}
-        self._indexes: dict[str, Index] = {} if indexes is None else indexes
+        self._indexes: dict[str, Index] = {}
 
     def module(self, name: str) -> Module | None:
         """Return the module called name, or None when it is not a readable file of the libraries."""
@@ -88,7 +83,7 @@ class Sources:
         """Return the names written as strings in library's ``__init__``, where it lists what it exports."""
         if (known := self._libraries.get(library)) is None:
             return frozenset()
-        return frozenset(_QUOTED.findall((known.folder / "__init__.py").read_text(encoding="utf-8", errors="replace")))
+        return frozenset(_QUOTED.findall(read_text(known.folder / "__init__.py")))
 
     def find_class(self, module: str, name: str) -> ClassSource | None:
         """Return the class that name means in module; imports and ``A = B`` are followed."""
@@ -175,24 +170,6 @@ class Sources:
 def original_name(module: Module, name: str) -> str:
     """Return the name under which an imported name was defined: ``A`` for ``from x import A as B``."""
     return module.imports[name][1] or name if name in module.imports else name
-
-
-def build_index(library: Library) -> Index:
-    """Return every class statement (and ``A = B``) at the top level of library's files, in path order."""
-    index: Index = {}
-    for path in sorted(library.folder.rglob("*.py")):
-        if path.name.startswith(_NOT_INDEXED):
-            continue
-        module = _module_name(library, path)
-        text = path.read_bytes().decode(errors="replace")
-        for name, bases, alias, target in _STATEMENT.findall(text):
-            index.setdefault(name or alias, []).append((module, bases or target))
-    return index
-
-
-def _module_name(library: Library, path: Path) -> str:
-    parts = path.relative_to(library.folder).with_suffix("").parts
-    return ".".join((library.name, *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
 def _file(library: Library, module: str) -> Path | None:

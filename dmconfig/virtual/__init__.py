@@ -5,6 +5,10 @@ capacities. Tensors that "live" there are wrappers around host tensors, so value
 plain CPU run bit for bit; mixing devices raises as CUDA would, and a ledger counts bytes per device and moves
 between them. Importing this package imports torch; nothing else in dmconfig imports it.
 
+Not modelled: memory that CUDA takes besides tensors (context, workspaces), the allocator's cache, time, and
+``backward()``. Not possible: ``torch.load`` straight to a virtual device, resizing a tensor there in place, and moving
+a module while the graph of a run with gradients is alive.
+
     errors        what CUDA would have refused
     tensor        VirtualTensor, the wrapper
     ledger        live and peak bytes, moves
@@ -13,7 +17,11 @@ between them. Importing this package imports torch; nothing else in dmconfig imp
     operators     running one operator on the inner tensors
     functions     calls caught above the operators, before C++ branches on the device
     modes         the two torch modes, and the threads that must enter them
-    environment   what torch.cuda, torch.accelerator and the libraries answer
+    generator     torch.Generator with a virtual device
+    cuda          what torch.cuda and torch.accelerator answer
+    environment   everything that is patched while a machine is active
+    patching      replacing attributes, and putting them back
+    guard         a device guard for builds without CUDA
     disk          shape-only: files that are remembered instead of written
     modules       adopting a module, attributing memory to components
     machine       VirtualMachine

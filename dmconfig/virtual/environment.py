@@ -20,13 +20,14 @@ _C: Any = torch._C
 # Modules that ask torch for its devices when they are imported, or once and for all in a cache. They are imported
 # before anything is patched, so that what they keep is the truth about the real host.
 _DIFFUSERS_PIPELINES = "diffusers.pipelines.pipeline_utils"
+_TRANSFORMERS_LOADING = "transformers.modeling_utils"
 _CACHING_MODULES = ("accelerate.utils.imports", "transformers.utils.import_utils")
 
 
 @contextmanager
 def virtual_environment(state: MachineState) -> Iterator[None]:
     """Make torch, diffusers, transformers and accelerate see the machine's devices; undone at the end."""
-    pipelines = import_module(_DIFFUSERS_PIPELINES)
+    pipelines, loading = import_module(_DIFFUSERS_PIPELINES), import_module(_TRANSFORMERS_LOADING)
     for name in _CACHING_MODULES:
         import_module(name)
     with ExitStack() as stack:
@@ -40,6 +41,8 @@ def virtual_environment(state: MachineState) -> Iterator[None]:
         stack.enter_context(_buffers_marked(state))
         # computed when diffusers was imported, from the real host
         stack.enter_context(replaced(pipelines, {"SUPPORTED_DEVICE_MAP": ["balanced", "cuda", "cpu"]}))
+        # there is no caching allocator to warm up, and on a device of less than 1.2 GiB it asks for negative bytes
+        stack.enter_context(replaced(loading, {"caching_allocator_warmup": lambda *_args, **_kwargs: None}))
         _clear_caches()
         yield
 

@@ -125,7 +125,6 @@ def _whole(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> A
     if not virtual or any(is_shape_only(tensor) for tensor in tensors):
         return func(*args, **kwargs)
     device = rules.agreed_device(func.__name__, tensors)
-    assert device is not None, "there is a tensor"  # noqa: S101
     args, kwargs = tree_map_only(torch.Tensor, inner_of, (args, kwargs))
     with no_modes():
         result = func(*args, **kwargs)
@@ -141,7 +140,6 @@ def _attention(state: MachineState, func: Function, args: Args, kwargs: Kwargs) 
     if not any(isinstance(tensor, VirtualTensor) for tensor in tensors):
         return func(*args, **kwargs)
     device = rules.agreed_device("scaled_dot_product_attention", tensors)
-    assert device is not None, "there is a query"  # noqa: S101
     query, _key, value = _attention_inputs(args, kwargs)
     with no_modes():
         row_sums = torch.empty(query.shape[:-1], dtype=torch.float32, device=META)
@@ -242,11 +240,13 @@ def _copy_(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> A
 # ---------------------------------------------------------------- what only real accelerators have
 
 
-def _pin_memory(_state: MachineState, _func: Function, args: Args, _kwargs: Kwargs) -> Any:
+def _pin_memory(state: MachineState, _func: Function, args: Args, _kwargs: Kwargs) -> Any:
     tensor = args[0]
     if tensor.device.type != "cpu":
         raise RuntimeError(f"cannot pin '{tensor.device}' only dense CPU tensors can be pinned")
     pinned = tensor.clone()
+    if state.ledger.kind_of(inner_of(tensor).untyped_storage()) == "weights":
+        state.mark_weights(pinned)
     pinned._virtually_pinned = True
     return pinned
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from dmconfig.virtual import rules
 from dmconfig.virtual.state import MachineState
-from dmconfig.virtual.tensor import CPU, META, Args, Kwargs, VirtualTensor, as_shape, inner_of, is_shape_only
+from dmconfig.virtual.tensor import CPU, META, Args, Kwargs, VirtualTensor, as_shape, inner_of, is_shape_only, no_modes
 
 _aten = torch.ops.aten
 _C: Any = torch._C
@@ -24,11 +25,12 @@ _COMPOSITE = _C.DispatchKey.CompositeImplicitAutograd
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """What an operator's schema says: the arguments it writes to, and which results are those arguments."""
+    """What an operator's schema says: what it writes to, which results that is, whether it reshapes it."""
 
     written: tuple[tuple[int, str], ...]
     takes_device: bool
     returns_written: tuple[bool, ...]
+    reshapes: bool
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -150,6 +152,8 @@ def _run_generic(state: MachineState, func: OpOverload, args: Args, kwargs: Kwar
             return state.place(shape, target)
     placed = signature.takes_device and (factory or kwargs.get("device") is not None)
     result = _compute(func, args, kwargs, shape_only=shape_only, placed=placed)
+    if signature.reshapes and isinstance(written[0], VirtualTensor):
+        _reshape_wrapper(func, args, kwargs)
     return _place_results(state, signature, result, written, target)
 
 
@@ -219,11 +223,17 @@ def _place_results(
     return type(result)(results) if type(result) in (list, tuple) else tuple(results)
 
 
+def _reshape_wrapper(func: OpOverload, args: Args, kwargs: Kwargs) -> None:
+    """Let squeeze_ and its like, which have reshaped the content, do the same to the wrapper itself."""
+    with suppress(NotImplementedError), no_modes():  # resize_ wants a storage: _unchanged tells the caller
+        func(*args, **kwargs)
+
+
 def _unchanged(outer: torch.Tensor) -> torch.Tensor:
-    # In-place operators hand back their argument. The wrapper's own shape is fixed when it is made, so one that
-    # reshapes in place (unsqueeze_, resize_, an out= that grows) would leave wrapper and content apart.
+    # In-place operators hand back their argument. C++ cannot resize a wrapper that has no storage, so one that grows
+    # its argument (resize_, an out= of another size) would leave wrapper and content apart.
     if inner_of(outer).shape != outer.shape:
-        raise NotImplementedError("a tensor on a virtual device cannot change its shape in place")
+        raise NotImplementedError("a tensor on a virtual device cannot be resized in place")
     return outer
 
 
@@ -238,6 +248,7 @@ def _signature(func: OpOverload) -> _Signature:
         written=tuple((index, arg.name) for index, arg in enumerate(schema.arguments) if _is_written(arg)),
         takes_device=any(arg.name == "device" for arg in schema.arguments),
         returns_written=tuple(_is_written(result) for result in schema.returns),
+        reshapes=torch.Tag.inplace_view in func.tags,
     )
 
 

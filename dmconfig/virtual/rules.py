@@ -38,21 +38,19 @@ def common_device(func: OpOverload, args: Sequence[Any], tensors: Sequence[torch
     if func in _INDEXING:
         check_indices(name_of(func), args[0].device, args[1])
         tensors = [args[0], *(value for value in args[2:3] if isinstance(value, torch.Tensor))]
-    return agreed_device(name_of(func), tensors, tolerant=func in _ANY_DEVICES)
+    return agreed_device(name_of(func), tensors, tolerant=func in _ANY_DEVICES) if tensors else None
 
 
-def agreed_device(name: str, tensors: Iterable[torch.Tensor], *, tolerant: bool = False) -> torch.device | None:
-    """Return the one device of all tensors; with tolerant the first one's, whatever the others are.
+def agreed_device(name: str, tensors: Sequence[torch.Tensor], *, tolerant: bool = False) -> torch.device:
+    """Return the one device of all tensors (at least one); with tolerant the first one's, whatever the others are.
 
     Raises: DeviceMismatchError: when they do not agree.
     """
-    common: torch.device | None = None
-    only_scalars = False  # nothing yet but host tensors without dimensions, which follow whatever comes
+    common = tensors[0].device
+    only_scalars = True  # nothing yet but host tensors without dimensions, which follow whatever comes
     for tensor in tensors:
         scalar = tensor.device.type == "cpu" and tensor.dim() == 0
-        if common is None:
-            common, only_scalars = tensor.device, scalar
-        elif tensor.device == common:
+        if tensor.device == common:
             only_scalars = only_scalars and scalar
         elif only_scalars:
             common, only_scalars = tensor.device, False

@@ -53,12 +53,14 @@ def to_index_less(pipeline: Any) -> None:
 
 
 def modules_apart_with_hooks(pipeline: Any) -> None:
-    for name, device in zip(MODULES, (1, "cuda:0", "cuda:1"), strict=True):
-        dispatch_model(getattr(pipeline, name), {"": device}, force_hooks=True)
+    dispatch_model(pipeline.text_encoder, {"": 1}, force_hooks=True)
+    dispatch_model(pipeline.unet, {"": "cuda:0"}, force_hooks=True)
+    dispatch_model(pipeline.vae, {"": "cuda:1"}, force_hooks=True)
 
 
 def unet_cut_in_two(pipeline: Any) -> None:
-    modules_apart_with_hooks(pipeline)
+    dispatch_model(pipeline.text_encoder, {"": 1}, force_hooks=True)
+    dispatch_model(pipeline.vae, {"": "cuda:1"}, force_hooks=True)
     children = [name for name, _ in pipeline.unet.named_children()]
     devices = {name: f"cuda:{index % 2}" for index, name in enumerate(children)}
     dispatch_model(pipeline.unet, devices, main_device="cuda:0", force_hooks=True)
