@@ -179,7 +179,7 @@ def unknown_arguments(
         elif name in OWNED_ARGUMENTS:
             what = f"{name} cannot be written in a file"
             yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, (*path, name), what, fix=f"use {SEED}", key=True)
-        elif name not in names and not facts.accepts_any_call_argument:
+        elif name not in names:  # also where the call takes **kwargs: pipelines drop what they do not know in silence
             meant = nearest(name, [*names, SEED])
             what = f"{facts.class_name} takes no argument {name!r}"
             fix = f"did you mean {meant!r}?" if meant else f"it takes: {', '.join(sorted(names))}"

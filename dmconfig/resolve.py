@@ -41,7 +41,7 @@ class Resolved:
 
     def override_of(self, path: ConfigPath) -> Override | None:
         """Return the override that set path or one of its parents, or None when the file (or nothing) did."""
-        return next((o for o in self.overrides if path[: len(o.path)] == o.path), None)
+        return next((o for o in self.overrides if _is_in(path, o.path)), None)
 
     def folder_of(self, path: ConfigPath) -> Path:
         """Return the folder in which a relative file name at path starts."""
@@ -49,8 +49,14 @@ class Resolved:
         return override.folder if override else self.document.folder
 
     def place(self, path: ConfigPath, *, key: bool = False) -> tuple[Location | None, str]:
-        """Return (location in the file, "") or, for a value from outside it, (None, the override's origin)."""
-        override = self.override_of(path)
+        """Return (location in the file, "") or, for a value from outside it, (None, the override's origin).
+
+        A mapping that exists only because an override set something inside it is from outside too.
+        """
+        inside = (
+            None if path in self.document.values else next((o for o in self.overrides if _is_in(o.path, path)), None)
+        )
+        override = self.override_of(path) or inside
         if override:
             return None, override.origin
         return self.document.locate(path, key=key), ""
@@ -122,6 +128,11 @@ def overrides_from_mapping(overrides: Mapping[str, Any]) -> tuple[Override, ...]
     return tuple(result)
 
 
+def _is_in(path: ConfigPath, parent: ConfigPath) -> bool:
+    """Tell whether path is parent or lies below it."""
+    return path[: len(parent)] == parent
+
+
 def _split(key: str) -> ConfigPath:
     first, _, rest = key.partition(".")
     if first in DOTTED_KEYS and rest:
@@ -156,7 +167,7 @@ def _conflicts(claims: Sequence[Override]) -> Iterable[Problem]:
     for index, claim in enumerate(claims):
         for earlier in claims[:index]:
             shorter, longer = sorted((earlier.path, claim.path), key=len)
-            if longer[: len(shorter)] == shorter:
+            if _is_in(longer, shorter):
                 what = f"{claim.origin} and {earlier.origin} both set {render_path(shorter)}"
                 yield Problem(
                     code=Code.OVERRIDE_CONFLICT, path=claim.path, what=what, fix="keep one", origin=claim.origin

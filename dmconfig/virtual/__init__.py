@@ -16,7 +16,7 @@ a module while the graph of a run with gradients is alive.
     rules         which devices may meet in one operator
     operators     running one operator on the inner tensors
     functions     calls caught above the operators, before C++ branches on the device
-    modes         the two torch modes, and the threads that must enter them
+    threads       entering the two torch modes, also in the workers of thread pools
     generator     torch.Generator with a virtual device
     cuda          what torch.cuda and torch.accelerator answer
     environment   everything that is patched while a machine is active

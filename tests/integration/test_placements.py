@@ -140,7 +140,7 @@ def test_latents_stay_with_the_denoiser(name: str, virtual_machine: MakeMachine)
 
 
 def test_an_explicit_map_makes_only_the_hops_it_must(virtual_machine: MakeMachine) -> None:
-    """Ids go to the text encoder and its two outputs back, twice for guidance; latents go to the VAE, a picture back."""
+    """Ids go to the text encoder and two outputs back, twice for guidance; latents go to the VAE, a picture back."""
     machine = virtual_machine()
     pipe = load(PLACEMENTS["explicit"])
     machine.ledger.reset()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -180,7 +181,18 @@ def test_tasks_of_a_thread_pool_run_on_the_machine() -> None:
         assert pool.submit(_C._len_torch_dispatch_stack).result() == 0
 
 
-def test_machine_works_without_importing_it_elsewhere() -> None:
-    """No other module of the package imports dmconfig.virtual, and with it torch."""
+def test_task_that_waits_longer_than_the_machine_runs_plain() -> None:
+    """A task that was submitted inside and starts after the machine has ended sees no virtual devices."""
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(release.wait, 10)
+        with VirtualMachine([MIB]):
+            waiting = pool.submit(_C._len_torch_dispatch_stack)
+        release.set()
+        assert waiting.result() == 0
+
+
+def test_importing_dmconfig_imports_no_torch() -> None:
+    """The package itself does not import dmconfig.virtual, and with it torch."""
     code = "import sys, dmconfig; assert 'dmconfig.virtual' not in sys.modules and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

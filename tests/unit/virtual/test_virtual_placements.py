@@ -156,6 +156,20 @@ def test_leaf_offload_needs_little_memory(virtual_machine: MakeMachine) -> None:
     assert 0 < machine.ledger.peak_bytes("cuda:0", phase="unet", kind="weights") < unet_bytes / 8
 
 
+def test_tracking_ends_with_its_block(virtual_machine: MakeMachine) -> None:
+    """After the block the components are as they were: no hooks, no wrapped methods, no phase open."""
+    machine = virtual_machine()
+    pipeline = load()
+    before = {name: set(vars(getattr(pipeline, name))) for name in MODULES}
+    with machine.track(pipeline.components):
+        assert "decode" in vars(pipeline.vae)
+        draw(pipeline)
+    assert {name: set(vars(getattr(pipeline, name))) for name in MODULES} == before
+    assert not any(pipeline.unet._forward_hooks.values())
+    assert not any(pipeline.unet._forward_pre_hooks.values())
+    assert machine.ledger.current_phase == "outside"
+
+
 def test_pipeline_too_large_for_its_device_raises(virtual_machine: MakeMachine) -> None:
     """A device smaller than the weights runs out of memory while they move."""
     virtual_machine(capacity_bytes=3 * MIB)

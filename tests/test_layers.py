@@ -1,0 +1,157 @@
+"""The shape of the package: who may import whom, what start-up loads, and what is published in step with the code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+import dmconfig
+from dmconfig.schema import schema_text
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "dmconfig"
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+SCHEMA = ROOT / "schemas" / "dmconfig-1.schema.json"
+HEAVY = ("torch", "diffusers", "transformers", "accelerate")
+
+LAYERS = (
+    {"version", "paths", "units", "devices", "progress"},
+    {"errors"},
+    {"document", "weights", "facts", "virtual"},
+    {"resolve", "footprint"},
+    {"catalog", "spec", "inventory"},
+    {"source", "schema"},
+    {"assembly"},
+    {"measure"},
+    {"check"},
+    {"plan"},
+    {"fetch", "report", "output", "console"},
+    {"build", "dispatch"},
+    {"load"},
+    {"cli"},
+    {"__init__", "__main__"},
+)
+"""Each layer imports only from those before it; a package is one module here."""
+
+TORCH_ALLOWED = {"footprint", "inventory", "build", "dispatch", "virtual", "fetch", "output"}
+"""Where torch and the libraries on it may be imported; at the top of a file in ``dispatch`` and ``virtual`` only."""
+
+
+def module_name(file: Path) -> str:
+    """Return the layer's word for a file: its module, or the package of ours that it is in."""
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(file: Path, *, top_only: bool = False) -> set[str]:
+    """Return the dotted names that a file imports, those for type checking left out."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    guarded = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for node in ast.walk(branch)
+    }
+    names: set[str] = set()
+    for node in tree.body if top_only else ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+FILES = sorted(file for file in PACKAGE.rglob("*.py"))
+
+
+def test_every_module_is_in_a_layer() -> None:
+    """A new module has to say where it belongs."""
+    assert {module_name(file) for file in FILES} == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_modules_import_only_from_layers_before_them(file: Path) -> None:
+    """Imports point one way, so a module can be understood with those before it."""
+    level = next(index for index, layer in enumerate(LAYERS) if module_name(file) in layer)
+    allowed = set().union(*LAYERS[:level]) | {module_name(file)}
+    ours = {name.split(".")[1] for name in imports(file) if name.startswith("dmconfig.")}
+    assert ours <= allowed
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_heavy_libraries_are_imported_where_they_are_needed(file: Path) -> None:
+    """Torch and its family appear in few modules, and at the top of a file only where everything needs them."""
+    module = module_name(file)
+    heavy = {name for name in imports(file) if name.split(".")[0] in HEAVY}
+    assert not heavy or module in TORCH_ALLOWED
+    at_top = {name for name in imports(file, top_only=True) if name.split(".")[0] in HEAVY}
+    assert not at_top or module in {"dispatch", "virtual"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["validate", *map(str, EXAMPLES)],
+        ["plan", str(ROOT / "examples" / "digits.yaml")],
+        ["plan", str(ROOT / "examples" / "flux-24gib.yaml"), "--gpus", "24GiB", "--ram", "64GiB"],
+        ["schema"],
+        ["--version"],
+    ],
+    ids=["validate", "plan weights on disk", "plan from the catalogue", "schema", "version"],
+)
+def test_commands_that_only_look_load_no_torch(arguments: list[str]) -> None:
+    """Checking and planning import none of the heavy libraries, in a process of their own."""
+    code = (
+        "import sys\n"
+        "from dmconfig.cli import app\n"
+        f"app({arguments!r}, standalone_mode=False)\n"
+        f"heavy = sorted(set({HEAVY!r}) & set(sys.modules))\n"
+        "print(heavy, file=sys.stderr)\n"
+        "raise SystemExit(bool(heavy))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    """``import dmconfig`` costs nothing; its public names are imported on first use."""
+    code = f"import sys, dmconfig; raise SystemExit(len(set({HEAVY!r}) & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_public_names_are_these() -> None:
+    """What the package exports is decided here, and every name is there."""
+    assert set(dmconfig.__all__) == {"DMConfigError", "__version__", "load_from_yaml", "plan_from_yaml"}
+    assert all(getattr(dmconfig, name) for name in dmconfig.__all__)
+    with pytest.raises(AttributeError):
+        dmconfig.no_such_name  # noqa: B018
+
+
+def test_the_published_schema_is_the_models() -> None:
+    """``make schema`` has been run after the last change of the models."""
+    assert SCHEMA.read_text(encoding="utf-8") == schema_text()
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_examples_match_the_schema_and_begin_as_agreed(file: Path) -> None:
+    """An independent validator accepts each example; each begins with its schema, its purpose, memory and command."""
+    text = file.read_text(encoding="utf-8")
+    jsonschema.validate(yaml.safe_load(text), json.loads(schema_text()))
+    head = text[: text.index("version:")]
+    assert head.startswith("# yaml-language-server: $schema=../schemas/dmconfig-1.schema.json\n")
+    assert "# Memory:" in head
+    assert f"#   dmconfig run examples/{file.name} --prompt" in head
+
+
+def test_all_promised_examples_are_there() -> None:
+    """The examples a newcomer is pointed to exist."""
+    promised = {"digits", "digits-two-gpus", "digits-low-memory", "sdxl-two-gpus", "flux-24gib", "wan-2x24"}
+    assert {file.stem for file in EXAMPLES} >= promised

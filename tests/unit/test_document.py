@@ -1,0 +1,459 @@
+from __future__ import annotations
+
+import copy
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmconfig.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, parse_document, parse_scalar, read_document
+from dmconfig.errors import Code, DocumentError, Problem
+from dmconfig.paths import ConfigPath, Location
+from tests.conftest import document_from, only_problem
+
+SPEC = """\
+# a comment first
+version: 1
+pipeline:            # and one after a key
+  source: ./flux
+
+device_map: {unet: cuda:0,  vae: "cuda:1"}
+call:
+  sizes:
+    - 512
+    - {width: 64}
+"""
+
+
+def place(document: Document, path: ConfigPath, *, key: bool = False) -> tuple[int, int]:
+    location = document.locate(path, key=key)
+    assert location.file == document.name
+    return location.line, location.column
+
+
+def refusal(text: str) -> Problem:
+    with pytest.raises(DocumentError) as caught:
+        document_from(text)
+    return only_problem(caught.value)
+
+
+def where(problem: Problem) -> tuple[int, int]:
+    assert problem.location is not None
+    return problem.location.line, problem.location.column
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        (("version",), (2, 1), (2, 10)),
+        (("pipeline",), (3, 1), (4, 3)),
+        (("pipeline", "source"), (4, 3), (4, 11)),
+        (("device_map",), (6, 1), (6, 13)),
+        (("device_map", "unet"), (6, 14), (6, 20)),
+        (("device_map", "vae"), (6, 29), (6, 34)),
+        (("call", "sizes"), (8, 3), (9, 5)),
+        (("call", "sizes", 1, "width"), (10, 8), (10, 15)),
+    ],
+)
+def test_locate_key_and_value_as_an_editor_counts(
+    path: ConfigPath, key: tuple[int, int], value: tuple[int, int]
+) -> None:
+    """Lines and columns count from 1, after comments, in blocks, in flow mappings and in lists."""
+    document = document_from(SPEC)
+    assert place(document, path, key=True) == key
+    assert place(document, path) == value
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        (("pipeline", "class"), (3, 1)),  # the key of the mapping it would stand in
+        (("device_map", "unet", "execution"), (6, 14)),
+        (("components", "vae", "dtype"), (1, 1)),  # nothing of it there: the file
+        (("call", "sizes", 7), (8, 3)),
+        ((), (1, 1)),
+    ],
+)
+def test_locate_missing_path_is_its_nearest_ancestor(path: ConfigPath, nearest: tuple[int, int]) -> None:
+    """What is not in the file is shown where it would stand."""
+    assert place(document_from(SPEC), path) == nearest
+    assert place(document_from(SPEC), path, key=True) == nearest
+
+
+def test_locate_item_of_a_list() -> None:
+    """An item has a place of its own, and no key: its list's key stands for it."""
+    document = document_from(SPEC)
+    assert place(document, ("call", "sizes", 0)) == (9, 7)
+    assert place(document, ("call", "sizes", 0), key=True) == (8, 3)
+
+
+def test_locate_empty_value_is_after_its_colon() -> None:
+    """A value that is not written stands where it would be."""
+    assert place(document_from("a:\nb: 1\n"), ("a",)) == (1, 3)
+
+
+def test_data_is_plain_and_keys_are_text() -> None:
+    """Keys written as numbers are text, and the order is the file's."""
+    data = document_from("0: a\ncuda:1: b\nlist: [1, x]\n1.5: c\ntrue: d\nnull: e\n").data
+    assert data == {"0": "a", "cuda:1": "b", "list": [1, "x"], "1.5": "c", "true": "d", "null": "e"}
+    assert list(data) == ["0", "cuda:1", "list", "1.5", "true", "null"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("~", None),
+        ("null", None),
+        ("NULL", None),
+        ("true", True),
+        ("False", False),
+        ("0", 0),
+        ("-7", -7),
+        ("+7", 7),
+        ("1.5", 1.5),
+        ("-.5", -0.5),
+        ("1.", 1.0),
+        ("1e9", 1e9),
+        ("1.5E-3", 0.0015),
+        (".inf", math.inf),
+        ("-.Inf", -math.inf),
+        ("nan", "nan"),
+        ("inf", "inf"),
+        ("infinity", "infinity"),
+        ("tRue", "tRue"),
+        ("cuda:0", "cuda:0"),
+        ("20GiB", "20GiB"),
+        ("80%", "80%"),
+        ("1 2", "1 2"),
+        ("٣", "٣"),
+        ("1\n", "1\n"),
+    ],
+)
+def test_parse_scalar_follows_yaml_12(text: str, value: Any) -> None:
+    """Only what YAML 1.2 calls null, a boolean or a number is one; words that Python's float knows are text."""
+    parsed = parse_scalar(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_parse_scalar_nan_is_a_number() -> None:
+    """Not a number is one, and equals nothing."""
+    assert math.isnan(parse_scalar(".nan"))
+
+
+@pytest.mark.parametrize(
+    ("scalar", "kind", "plain"),
+    [
+        ("yes", "a boolean", "true"),
+        ("Yes", "a boolean", "true"),
+        ("no", "a boolean", "false"),
+        ("NO", "a boolean", "false"),
+        ("on", "a boolean", "true"),
+        ("off", "a boolean", "false"),
+        ("Off", "a boolean", "false"),
+        ("0123", "a number", "123 for a number"),
+        ("00", "a number", "the plain value"),
+        ("1_000", "a number", "1000 for a number"),
+        ("0x1F", "a number", "the plain value"),
+        ("0b11", "a number", "the plain value"),
+        ("12:30", "a number", "the plain value"),
+        ("190:20:30", "a number", "the plain value"),
+        ("1:20.5", "a number", "the plain value"),
+        ("685_230.15", "a number", "the plain value"),
+        ("2001-01-01", "a date", "the plain value"),
+        ("2001-12-14t21:59:43.10-05:00", "a date", "the plain value"),
+        ("=", "a default key", "the plain value"),
+        ("<<", "a merge key", "the plain value"),
+    ],
+)
+def test_plain_scalar_that_yaml_11_bends_is_refused(scalar: str, kind: str, plain: str) -> None:
+    """A value that readers of YAML 1.1 take for something else is refused at its place; quoted it is text."""
+    problem = refusal(f"version: 1\nvalue: {scalar}\n")
+    assert (problem.code, problem.path, where(problem)) == (Code.AMBIGUOUS_SCALAR, ("value",), (2, 8))
+    assert problem.what == f"{scalar} is {kind} to some YAML readers and text to others"
+    assert problem.fix == f"quote it if text is meant ('{scalar}'), or write {plain}"
+    for quote in "'\"":
+        assert document_from(f"value: {quote}{scalar}{quote}\n").data == {"value": scalar}
+
+
+@pytest.mark.parametrize("key", ["yes", "off", "0123", "12:30", "2001-01-01"])
+def test_plain_key_that_yaml_11_bends_is_refused(key: str) -> None:
+    """A key is held to the same rule as a value."""
+    problem = refusal(f"call:\n  {key}: 1\n")
+    assert (problem.code, problem.path, where(problem)) == (Code.AMBIGUOUS_SCALAR, ("call", key), (2, 3))
+    assert document_from(f"call:\n  '{key}': 1\n").data == {"call": {key: 1}}
+
+
+@pytest.mark.xfail(strict=True, reason="the sign is lost in the advice")
+def test_ambiguous_negative_number_keeps_its_sign_in_the_fix() -> None:
+    """-0123 may be written -123, not 123."""
+    assert "write -123 for a number" in refusal("value: -0123\n").fix
+
+
+@pytest.mark.xfail(strict=True, reason="YAML 1.2's octal is read as text, in silence")
+def test_octal_of_yaml_12_is_not_text() -> None:
+    """0o17 is 15 to a reader of YAML 1.2 and text to one of YAML 1.1: refused, or at least not text."""
+    try:
+        assert document_from("value: 0o17\n").data == {"value": 15}
+    except DocumentError as error:
+        assert only_problem(error).code is Code.AMBIGUOUS_SCALAR
+
+
+@pytest.mark.parametrize("scalar", ["cuda:0", "cuda:10", "free-2GiB", "1.5GiB", "fp16", "3.11.2", "a:b", "x y", "v1"])
+def test_words_of_a_spec_need_no_quotes(scalar: str) -> None:
+    """What people write for devices, sizes and names is no trap."""
+    assert document_from(f"value: {scalar}\n").data == {"value": scalar}
+
+
+def test_duplicate_key_is_refused_at_the_second() -> None:
+    """The second of two equal keys is the problem, and the first is named."""
+    problem = refusal("version: 1\ndevice_map:\n  unet: cuda:0\n  vae: cpu\n  unet: cuda:1\n")
+    assert (problem.code, problem.path, where(problem)) == (Code.DUPLICATE_KEY, ("device_map", "unet"), (5, 3))
+    assert problem.what == "key 'unet' stands here a second time; first at line 3, column 3"
+
+
+@pytest.mark.parametrize("text", ["0: a\n'0': b\n", "{a: 1, \"a\": 2}", "a: 1\na: 1\n"])
+def test_duplicate_key_however_written_is_refused(text: str) -> None:
+    """Quotes do not make another key, and equal values do not excuse it."""
+    assert refusal(text).code is Code.DUPLICATE_KEY
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "what"),
+    [
+        ("<<: {a: 1}\n", (1, 1), "merge keys (<<) are not accepted"),
+        ("a: 1\nb: !!str 1\n", (2, 4), "tag 'tag:yaml.org,2002:str' is not accepted"),
+        ("a: !mine {b: 1}\n", (1, 4), "tag '!mine' is not accepted"),
+        ("? [a, b]\n: 1\n", (1, 3), "a key must be a word or a number"),
+        ("? {a: b}\n: 1\n", (1, 3), "a key must be a word or a number"),
+        ("a: 1\n---\nb: 2\n", (2, 1), "a second document starts here"),
+    ],
+)
+def test_yaml_that_is_not_accepted_is_refused_by_name(text: str, position: tuple[int, int], what: str) -> None:
+    """Tags, merge keys, keys that are not words and second documents each have a sentence and a place."""
+    problem = refusal(text)
+    assert (problem.code, where(problem), problem.what) == (Code.UNSUPPORTED_YAML, position, what)
+
+
+def test_quoted_merge_key_is_a_word() -> None:
+    """In quotes << is text, which is for the spec to refuse."""
+    assert document_from("'<<': 1\n").data == {"<<": 1}
+
+
+def test_alias_repeats_its_anchor_with_places_of_the_anchor() -> None:
+    """An alias stands for the anchored value; what is below it is located where it was written."""
+    document = document_from("a: &vae {dtype: fp16}\nb: *vae\n")
+    assert document.data == {"a": {"dtype": "fp16"}, "b": {"dtype": "fp16"}}
+    assert place(document, ("b",), key=True) == (2, 1)
+    assert place(document, ("b", "dtype")) == (1, 17)
+
+
+def test_alias_gives_values_of_their_own() -> None:
+    """Changing one copy does not change the other: data holds no shared mappings."""
+    data = document_from("a: &vae {dtype: fp16}\nb: *vae\n").data
+    data["b"]["dtype"] = "fp32"
+    assert data["a"] == {"dtype": "fp16"}
+
+
+def test_alias_without_anchor_is_refused() -> None:
+    """An alias of something that is not there, or that comes later, has a place."""
+    problem = refusal("a: *later\nb: &later 1\n")
+    assert (problem.code, where(problem)) == (Code.SYNTAX, (1, 4))
+    assert "*later has no anchor before it" in problem.what
+
+
+def test_alias_within_its_own_anchor_is_refused() -> None:
+    """A value that contains itself would have no end."""
+    assert refusal("a: &self [*self]\n").code is Code.SYNTAX
+
+
+def test_alias_does_not_repeat_the_problems_of_its_anchor() -> None:
+    """One bad value is one problem, however often an alias repeats it."""
+    assert refusal("a: &x [off]\nb: *x\nc: *x\n").path == ("a", 0)
+
+
+def test_all_problems_come_together_in_file_order() -> None:
+    """A file's problems are told at once, sorted by place."""
+    with pytest.raises(DocumentError) as caught:
+        document_from("c: off\na: !x 1\na: 0123\nb: &z {k: 1, k: 2}\n")
+    found = [(problem.code, where(problem)) for problem in caught.value.problems]
+    assert found == [
+        (Code.AMBIGUOUS_SCALAR, (1, 4)),
+        (Code.UNSUPPORTED_YAML, (2, 4)),
+        (Code.DUPLICATE_KEY, (3, 1)),
+        (Code.DUPLICATE_KEY, (4, 14)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("a: [1, 2\nb: 3\n", (2, 2)),
+        ("a: 1\n b: 2\n", (2, 3)),
+        ("a: b: c\n", (1, 5)),
+        ("a: 'x\n", (2, 1)),
+        ("a: @x\n", (1, 4)),
+    ],
+)
+def test_syntax_error_has_a_place(text: str, position: tuple[int, int]) -> None:
+    """A file that is not YAML is refused where the parser stopped."""
+    problem = refusal(text)
+    assert (problem.code, where(problem)) == (Code.SYNTAX, position)
+
+
+def test_syntax_error_of_a_tab_says_so() -> None:
+    """A tab as indentation is the usual cause, and has a fix."""
+    problem = refusal("pipeline:\n\tsource: ./x\n")
+    assert (problem.code, where(problem)) == (Code.SYNTAX, (2, 1))
+    assert problem.fix == "YAML indents with spaces; replace the tab"
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x01", "\x07"])
+def test_control_character_is_a_syntax_error(character: str) -> None:
+    """A character YAML forbids is refused on one line."""
+    problem = refusal(f"a: {character}\n")
+    assert problem.code is Code.SYNTAX
+    assert "control characters are not allowed" in problem.what
+    assert "\n" not in problem.what
+
+
+def nested(depth: int) -> str:
+    """A document whose innermost value is this deep; the root mapping is the first level."""
+    return "a: " + "[" * (depth - 2) + "1" + "]" * (depth - 2)
+
+
+def test_depth_up_to_the_limit_is_read() -> None:
+    """The deepest accepted document is read, one level more is refused where it goes too deep."""
+    data = document_from(nested(MAX_DEPTH)).data["a"]
+    for _ in range(MAX_DEPTH - 2):
+        (data,) = data
+    assert data == 1
+    problem = refusal(nested(MAX_DEPTH + 1))
+    assert (problem.code, where(problem)) == (Code.TOO_LARGE, (1, 4 + MAX_DEPTH - 1))
+
+
+def test_depth_of_many_thousands_is_an_error_not_a_crash() -> None:
+    """Brackets without end do not exhaust the stack."""
+    assert refusal("a: " + "[" * 100_000).code in {Code.TOO_LARGE, Code.SYNTAX}
+
+
+@pytest.mark.xfail(strict=True, raises=RecursionError, reason="depth is not counted through aliases")
+def test_depth_through_aliases_is_limited() -> None:
+    """Forty short values, each thirty levels around the one before, are a thousand levels deep."""
+    around = [f"a{i}: &a{i} " + "[" * 29 + f"*a{i - 1}" + "]" * 29 for i in range(1, 40)]
+    assert refusal("\n".join(["a0: &a0 1", *around])).code is Code.TOO_LARGE
+
+
+def test_nodes_after_aliases_are_limited_and_soon() -> None:
+    """Ten lines that stand for 10^9 values are refused, in well under a second."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [" + ", ".join([f"*a{i - 1}"] * 10) + "]" for i in range(1, 9)]
+    start = time.process_time()
+    problem = refusal("\n".join(lines))
+    assert problem.code is Code.TOO_LARGE
+    assert str(MAX_NODES) in problem.what
+    assert time.process_time() - start < 5
+
+
+def test_nodes_up_to_the_limit_are_read() -> None:
+    """The root and a list are two values; the rest may be items."""
+    items = MAX_NODES - 2
+    assert len(document_from("a: [" + "1," * items + "]").data["a"]) == items
+    assert refusal("a: [" + "1," * (items + 1) + "]").code is Code.TOO_LARGE
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="Python refuses to convert so many digits")
+def test_number_of_thousands_of_digits_is_an_error_not_a_crash() -> None:
+    """A whole number longer than Python reads is refused like any other bad value, or kept as a number."""
+    with pytest.raises(DocumentError):
+        document_from("a: " + "9" * 5000)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n", "---\n...\n"])
+def test_empty_document_is_none(text: str) -> None:
+    """A file with nothing in it is no error here."""
+    document = document_from(text)
+    assert document.data is None
+    assert document.locate(("version",)) == Location("spec.yaml", 1, 1)
+
+
+def write(folder: Path, content: bytes) -> Path:
+    file = folder / "spec.yaml"
+    file.write_bytes(content)
+    return file
+
+
+def test_read_document_keeps_the_name_and_the_absolute_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locations show the file as the user named it; relative paths in it start in its folder."""
+    write(tmp_path, b"a: 1\n")
+    monkeypatch.chdir(tmp_path)
+    document = read_document("spec.yaml")
+    assert (document.name, document.folder) == ("spec.yaml", tmp_path)
+    assert str(document.locate(("a",))) == "spec.yaml:1:4"
+
+
+def test_read_document_bom_does_not_move_columns(tmp_path: Path) -> None:
+    """A byte order mark is not part of the first key."""
+    document = read_document(write(tmp_path, b"\xef\xbb\xbfa: 1\n"))
+    assert document.data == {"a": 1}
+    assert place(document, ("a",), key=True) == (1, 1)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_read_document_line_ends_do_not_matter(tmp_path: Path, end: bytes) -> None:
+    """Files of every system have the same data and the same places."""
+    document = read_document(write(tmp_path, end.join([b"a: 1", b"# c", b"b:", b"  c: x", b""])))
+    assert document.data == {"a": 1, "b": {"c": "x"}}
+    assert place(document, ("b", "c")) == (4, 6)
+
+
+def test_read_document_unicode_counts_characters(tmp_path: Path) -> None:
+    """A column is a character, not a byte: the seventh here, after two of three and four bytes."""
+    document = read_document(write(tmp_path, 'ключ: {"日🎨": "ж", b: 1}\n'.encode()))
+    assert document.data == {"ключ": {"日🎨": "ж", "b": 1}}
+    assert place(document, ("ключ", "b"), key=True) == (1, 19)
+
+
+def test_read_document_not_utf8_says_byte_and_line(tmp_path: Path) -> None:
+    """A file in another encoding is refused, with the byte and its line."""
+    file = write(tmp_path, "a: 1\nb: caf\xe9\n".encode("latin-1"))
+    with pytest.raises(DocumentError) as caught:
+        read_document(file)
+    problem = only_problem(caught.value)
+    assert problem.code is Code.FILE_UNREADABLE
+    assert problem.what == f"{file} is not UTF-8 text: byte 0xe9 on line 2"
+    assert problem.fix == "save it as UTF-8"
+
+
+def test_read_document_size_limit_is_exact(tmp_path: Path) -> None:
+    """A file of the limit is read, one byte more is refused without being parsed."""
+    head = b"a: 1 #"
+    assert read_document(write(tmp_path, head + b"x" * (MAX_BYTES - len(head)))).data == {"a": 1}
+    with pytest.raises(DocumentError) as caught:
+        read_document(write(tmp_path, head + b"x" * (MAX_BYTES - len(head) + 1)))
+    assert only_problem(caught.value).code is Code.TOO_LARGE
+
+
+def test_read_document_missing_file_and_folder_are_named(tmp_path: Path) -> None:
+    """A file that is not there, or is a folder, is a problem and no traceback."""
+    with pytest.raises(DocumentError) as caught:
+        read_document(tmp_path / "none.yaml")
+    assert only_problem(caught.value).what == f"there is no file {tmp_path / 'none.yaml'}"
+    with pytest.raises(DocumentError) as caught:
+        read_document(tmp_path)
+    assert only_problem(caught.value).what == f"{tmp_path} is a folder"
+
+
+def test_parse_document_same_text_same_document() -> None:
+    """Reading is a function of the text: nothing is kept between two readings."""
+    first = parse_document(SPEC, name="a", folder=Path("/a"))
+    before = copy.deepcopy(first.data)
+    first.data["version"] = 99
+    second = parse_document(SPEC, name="a", folder=Path("/a"))
+    assert second.data == before
+    assert dict(second.values) == dict(first.values)

@@ -1,0 +1,90 @@
+"""Writing pictures and films."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dmconfig.errors import RunError, SpecError
+from dmconfig.output import check_output, save
+
+
+def still(shade: int = 0) -> Image.Image:
+    """Return a small grey picture."""
+    return Image.new("RGB", (8, 8), (shade, shade, shade))
+
+
+def test_one_picture_goes_to_the_path(tmp_path: Path) -> None:
+    """A single image is written where asked, with its folder made."""
+    file = tmp_path / "new" / "a.png"
+
+    assert save(SimpleNamespace(images=[still(7)]), file) == [file]
+    assert Image.open(file).getpixel((0, 0)) == (7, 7, 7)
+    assert [entry.name for entry in file.parent.iterdir()] == ["a.png"]
+
+
+def test_several_pictures_are_numbered(tmp_path: Path) -> None:
+    """Of several images none is lost: each goes to a numbered file beside the path."""
+    files = save(SimpleNamespace(images=[still(1), still(2)]), tmp_path / "a.png")
+
+    assert [file.name for file in files] == ["a-1.png", "a-2.png"]
+    assert [Image.open(file).getpixel((0, 0))[0] for file in files] == [1, 2]
+
+
+def test_arrays_are_pictures_too(tmp_path: Path) -> None:
+    """An array in 0..1 is written as the picture it holds."""
+    save(SimpleNamespace(images=np.full((1, 4, 6, 3), 0.2)), tmp_path / "a.png")
+
+    picture = Image.open(tmp_path / "a.png")
+    assert picture.size == (6, 4)
+    assert picture.getpixel((0, 0)) == (51, 51, 51)
+
+
+@pytest.mark.parametrize(
+    "frames", [[[still(n * 40) for n in range(5)]], np.random.default_rng(0).random((1, 5, 8, 8, 3))]
+)
+def test_a_film_keeps_its_frames(tmp_path: Path, frames: Any) -> None:
+    """The frames of a film, pictures or an array, are all in the file."""
+    save(SimpleNamespace(frames=frames), tmp_path / "a.webp")
+
+    assert Image.open(tmp_path / "a.webp").n_frames == 5
+
+
+def test_a_film_does_not_fit_a_still(tmp_path: Path) -> None:
+    """Writing a film to a png is refused instead of keeping its first frame."""
+    with pytest.raises(RunError, match=r"5 frames.*\.png holds one picture"):
+        save(SimpleNamespace(frames=[[still()] * 5]), tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    """A file that cannot be written whole leaves the former one, and nothing half written."""
+    file = tmp_path / "a.jpg"
+    file.write_bytes(b"before")
+
+    with pytest.raises(RunError):
+        save(SimpleNamespace(images=[Image.new("RGBA", (2, 2))]), file)  # jpeg has no alpha
+
+    assert file.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_result_without_pictures_is_refused(tmp_path: Path) -> None:
+    """A pipeline that makes something else is told so."""
+    with pytest.raises(RunError, match="no images and no frames"):
+        save(SimpleNamespace(audios=[1]), tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("name", ["a", "a.mp4", "a.yaml", "folder.png", "file/a.png"])
+def test_a_path_that_cannot_be_a_picture_is_refused_early(tmp_path: Path, name: str) -> None:
+    """A wrong ending, a folder, and a file in the place of a folder are found before anything is loaded."""
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(SpecError):
+        check_output(tmp_path / name)
