@@ -85,6 +85,14 @@ class Assembly:
         return tuple(component for component in self.components if component.is_module)
 
     @property
+    def in_turn(self) -> tuple[str, ...]:
+        """The components that run one after the other, each done before the next, as the class says of itself.
+
+        Others, such as a controlnet, run within another's phase. A class that says nothing runs all in turn.
+        """
+        return self.facts.model_cpu_offload_seq or tuple(component.name for component in self.modules)
+
+    @property
     def denoiser(self) -> str:
         """The component that runs once per step: its device is where latents and embeddings live."""
         names = [component.name for component in self.modules]

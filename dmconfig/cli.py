@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from dmconfig.resolve import Override
 
 
+TRACEBACK = "DMCONFIG_TRACEBACK"
+"""With this in the environment, failures show where in the code they come from."""
+
+
 class Format(StrEnum):
     """How to show a result."""
 
@@ -59,11 +63,11 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        if os.environ.get("DMCONFIG_TRACEBACK"):
+        if TRACEBACK in os.environ:
             raise
         typer.echo(f"internal error: {type(error).__name__}: {error}", err=True)
         typer.echo("  This is a fault of dmconfig. Please report it with the output of the same command", err=True)
-        typer.echo("  run with DMCONFIG_TRACEBACK=1 in the environment.", err=True)
+        typer.echo(f"  run with {TRACEBACK}=1 in the environment.", err=True)
         raise SystemExit(1) from None
 
 
@@ -126,8 +130,8 @@ def plan(
 @app.command()
 def run(
     file: FileArgument,
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to draw.")],
-    out: Annotated[Path, typer.Option("--out", metavar="IMAGE", help="Where to write it; made with its folder.")],
+    out: Annotated[Path, typer.Option("--out", metavar="IMAGE", help="Where to write it; its folder is made.")],
+    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="What to draw.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Same seed, same picture.")] = None,
     call: Annotated[
         list[str] | None, typer.Option("--call", metavar="KEY=VALUE", help="An argument of the pipeline's call.")
@@ -146,7 +150,7 @@ def run(
     progress = ConsoleProgress()
     with _exit_on_problems(format_):
         check_output(out)
-        overrides = [*_overrides(set_), *_call_overrides(prompt, seed, call)]
+        overrides = (*_overrides(set_), *_call_overrides(prompt, seed, call))
         with progress.phase("plan"):
             checked = fetched(check_file(file, overrides), progress)
             _check_required(checked)
@@ -176,15 +180,15 @@ def _overrides(assignments: list[str] | None, flag: str = "--set") -> list[Overr
     return [override_from_text(assignment, flag) for assignment in assignments or []]
 
 
-def _call_overrides(prompt: str, seed: int | None, call: list[str] | None) -> Iterator[Override]:
+def _call_overrides(prompt: str | None, seed: int | None, call: list[str] | None) -> Iterator[Override]:
     """The arguments of the call are values of the file's ``call`` section, set from outside like any other."""
     from dataclasses import replace
 
     from dmconfig.resolve import Override
 
-    yield Override(path=("call", "prompt"), value=prompt, origin="--prompt", folder=Path.cwd())
-    if seed is not None:
-        yield Override(path=("call", "seed"), value=seed, origin="--seed", folder=Path.cwd())
+    for name, value in (("prompt", prompt), ("seed", seed)):
+        if value is not None:
+            yield Override(path=("call", name), value=value, origin=f"--{name}", folder=Path.cwd())
     for override in _overrides(call, "--call"):
         yield replace(override, path=("call", *override.path))
 
@@ -225,6 +229,8 @@ def _exit_on_problems(format_: Format) -> Iterator[None]:
     try:
         yield
     except DMConfigError as error:
+        if TRACEBACK in os.environ:
+            raise
         _print_problems(error.problems, format_)
         raise typer.Exit(error.exit_code) from None
 

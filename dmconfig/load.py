@@ -98,9 +98,10 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
         with progress.phase("place"):
             from dmconfig.dispatch import dispatch
 
-            in_turn = checked.assembly.facts.model_cpu_offload_seq or tuple(plan.device_map)
-            placed: DiffusionPipeline = dispatch(pipe, plan, call=checked.spec.call, in_turn=in_turn, progress=progress)
-            return placed
+            placed: DiffusionPipeline = dispatch(
+                pipe, plan, call=checked.spec.call, in_turn=checked.assembly.in_turn, progress=progress
+            )
+    return placed
 
 
 def fetched(checked: Checked, progress: Progress) -> Checked:

@@ -45,9 +45,9 @@ class _Task:
 
     @property
     def loads(self) -> Mapping[str, Load]:
-        order = self.assembly.facts.model_cpu_offload_seq or tuple(self.footprints)
+        in_turn = self.assembly.in_turn
         return {
-            name: Load(nbytes=size.nbytes, largest_leaf_bytes=size.largest_leaf_bytes, stays=name not in order)
+            name: Load(nbytes=size.nbytes, largest_leaf_bytes=size.largest_leaf_bytes, stays=name not in in_turn)
             for name, size in self.footprints.items()
         }
 
@@ -140,26 +140,25 @@ def _assignment(name: str, place: Place, task: _Task) -> Assignment:
         execution_device=place.device,
         storage_device=place.storage_device,
         residency=place.residency,
-        reason=_reason(place, task.requests[name], task),
+        reason=_reason(place, task.requests[name]),
     )
 
 
-def _reason(place: Place, request: Request, task: _Task) -> str:
-    if request.pinned and (task.usable or is_accelerator(place.device) or place.device in request.origin):
-        how = {
-            Residency.ALWAYS: "",
-            Residency.WHILE_RUNNING: ", brought whole while it runs",
-            Residency.PER_LEAF: ", brought layer by layer",
-        }[place.residency]
-        return f"{request.origin}{how}"
-    if place.residency is Residency.WHILE_RUNNING:
-        return f"no accelerator has room beside the others; brought whole to {place.device} while it runs"
-    if place.residency is Residency.PER_LEAF:
-        return f"no accelerator has room beside the others; brought layer by layer to {place.device}"
-    if not task.usable:
-        return "no accelerator to use"
+_BROUGHT = {
+    Residency.ALWAYS: "",
+    Residency.WHILE_RUNNING: ", brought whole while it runs",
+    Residency.PER_LEAF: ", brought layer by layer",
+}
+
+
+def _reason(place: Place, request: Request) -> str:
+    """Why a component is there: what the file says, or what the search found."""
+    if request.pinned:
+        return f"{request.origin}{_BROUGHT[place.residency]}"
+    if place.residency is not Residency.ALWAYS:
+        return f"no accelerator has room for it beside the others{_BROUGHT[place.residency]}"
     if place.device == CPU:
-        return "no accelerator has room; computed on the cpu, which max_memory.cpu allows"
+        return "no accelerator has room for it; computed on the cpu, which max_memory.cpu allows"
     return f"{request.origin}: fits, and keeps the accelerators even"
 
 

@@ -78,12 +78,11 @@ def _shared(word: str, low_memory: Residency, spec: Spec, usable: tuple[str, ...
     """The request of components that share one word: a device, or the strategy ``balanced``."""
     origin = f"{origin}: {word}"
     brought = low_memory is not Residency.ALWAYS
+    if not usable and (word in STRATEGIES or (brought and not is_accelerator(word))):
+        return Request((Place(CPU),), "no accelerator to use")
     if word not in STRATEGIES:
-        if brought and not is_accelerator(word):
-            return Request((Place(usable[0], low_memory) if usable else Place(CPU),), origin)
-        return Request((Place(word, low_memory),), origin)
-    if not usable:
-        return Request((Place(CPU),), origin)
+        device = word if is_accelerator(word) or not brought else usable[0]
+        return Request((Place(device, low_memory),), origin)
     places = [Place(device) for device in usable]
     if brought:
         places += [Place(device, low_memory) for device in usable]

@@ -413,7 +413,7 @@ def test_read_document_line_ends_do_not_matter(tmp_path: Path, end: bytes) -> No
 
 
 def test_read_document_unicode_counts_characters(tmp_path: Path) -> None:
-    """A column is a character, not a byte: the seventh here, after two of three and four bytes."""
+    """A column is a character, not a byte: letters of two, three and four bytes count as one each."""
     document = read_document(write(tmp_path, 'ключ: {"日🎨": "ж", b: 1}\n'.encode()))
     assert document.data == {"ключ": {"日🎨": "ж", "b": 1}}
     assert place(document, ("ключ", "b"), key=True) == (1, 19)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,19 @@ def draw(pipeline: Any) -> np.ndarray[Any, Any]:
     return images
 
 
-@pytest.fixture(scope="module")
-def plain_image() -> np.ndarray[Any, Any]:
-    """The image of a plain run on the CPU, with as many threads as the machines have."""
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Everything here runs with one thread, as other numbers may give other bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    image = draw(load())
+    yield
     torch.set_num_threads(threads)
-    return image
+
+
+@pytest.fixture(scope="module")
+def plain_image(one_thread: None) -> np.ndarray[Any, Any]:
+    """The image of a plain run on the CPU."""
+    return draw(load())
 
 
 def to_one(pipeline: Any) -> None:
@@ -211,7 +216,6 @@ def rehearse(place: Callable[[Any], None], *, values: bool) -> VirtualMachine:
 @pytest.mark.parametrize("place", [to_one, unet_cut_in_two, leaves_offloaded, groups_offloaded])
 def test_shapes_alone_predict_the_same_memory_and_moves(place: Callable[[Any], None]) -> None:
     """A shape-only run has every component's peak on every device, and every move, that a real run has."""
-    torch.set_num_threads(1)
     real, shape_only = rehearse(place, values=True).ledger, rehearse(place, values=False).ledger
     peaks = {
         (phase, device): (real.peak_bytes(device, phase=phase), shape_only.peak_bytes(device, phase=phase))

@@ -1,0 +1,231 @@
+"""``dmconfig plan``: the plan as text and JSON, on this machine and on one stated, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from dmconfig.cli import app
+from tests.sparse_weights import write_sparse_pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "examples" / "digits.yaml"
+FLUX = "black-forest-labs/FLUX.1-dev"
+FLUX_COMPONENTS = ["vae", "text_encoder", "text_encoder_2", "transformer"]
+TWO_LARGE = ("--gpus", "2x24GiB", "--ram", "64GiB")
+GIB = 1 << 30
+
+
+def plan(*arguments: str | Path) -> Result:
+    """Run ``dmconfig plan`` in this process."""
+    return CliRunner(env={"FORCE_COLOR": None, "TTY_COMPATIBLE": None}).invoke(app, ["plan", *map(str, arguments)])
+
+
+def plan_data(*arguments: str | Path) -> dict[str, Any]:
+    """Return the JSON data of a plan that succeeds."""
+    result = plan(*arguments, "--format", "json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    data: dict[str, Any] = json.loads(result.stdout)
+    return data
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A spec of FLUX at its true size: real headers, and bodies that take no disk."""
+    folder = tmp_path_factory.mktemp("flux")
+    write_sparse_pipeline(folder / "FLUX.1-dev", FLUX)
+    spec = folder / "flux.yaml"
+    spec.write_text("version: 1\npipeline:\n  source: ./FLUX.1-dev\n  dtype: bfloat16\n")
+    return spec
+
+
+def test_plan_json_has_stable_keys() -> None:
+    """The JSON of a plan says what goes where with the same keys for every component and device."""
+    data = plan_data(DIGITS, *TWO_LARGE)
+    assert data.keys() == {
+        "ok", "pipeline", "machine", "execution_device", "device_map", "components", "devices", "notes",
+    }  # fmt: skip
+    assert (data["ok"], data["pipeline"]) == (True, "StableDiffusionPipeline")
+    assert data["machine"] == "--gpus 2x24GiB --ram 64GiB"
+    assert all(
+        component.keys()
+        == {
+            "component", "class", "dtype", "bytes", "peak_bytes", "measured_from", "execution_device",
+            "storage_device", "residency", "reason",
+        }
+        for component in data["components"]
+    )  # fmt: skip
+    assert all(
+        device.keys()
+        == {
+            "id", "description", "total_bytes", "budget_bytes", "used_bytes", "reserved_bytes", "free_bytes",
+        }
+        for device in data["devices"]
+    )  # fmt: skip
+    assert [device["id"] for device in data["devices"]] == ["cuda:0", "cuda:1", "cpu"]
+
+
+def test_plan_flux_on_two_large_gpus_names_every_component_once(flux: Path) -> None:
+    """FLUX from true headers fits two 24 GiB devices: each component once, within every budget."""
+    data = plan_data(flux, *TWO_LARGE)
+    assert [component["component"] for component in data["components"]] == FLUX_COMPONENTS
+    assert {component["measured_from"] for component in data["components"]} == {"weights"}
+    assert {component["residency"] for component in data["components"]} == {"always"}
+    assert list(data["device_map"]) == FLUX_COMPONENTS
+    for device in data["devices"]:
+        held = [part["bytes"] for part in data["components"] if part["storage_device"] == device["id"]]
+        assert device["used_bytes"] == sum(held)
+        assert device["used_bytes"] + device["reserved_bytes"] + device["free_bytes"] == device["budget_bytes"]
+        assert device["free_bytes"] >= 0
+
+
+def test_plan_flux_text_has_one_row_per_component(flux: Path) -> None:
+    """The table has one row for each component and a bar for each device, and goes to stdout."""
+    result = plan(flux, *TWO_LARGE)
+    first_words = [line.split(" ")[0] for line in result.stdout.splitlines()]
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [word for word in first_words if word in FLUX_COMPONENTS] == FLUX_COMPONENTS
+    assert [word for word in first_words if word in ("cuda:0", "cuda:1", "cpu")] == ["cuda:0", "cuda:1", "cpu"]
+    assert "sizes from the headers of the weights" in result.stdout
+
+
+def test_plan_flux_from_headers_equals_plan_from_catalogue(flux: Path, tmp_path: Path) -> None:
+    """A pipeline that is not on this disk gets the plan it would get if it were."""
+    spec = tmp_path / "hub.yaml"
+    spec.write_text(f"version: 1\npipeline: {{source: {FLUX}, dtype: bfloat16}}\n")
+    here, packaged = plan_data(flux, *TWO_LARGE), plan_data(spec, *TWO_LARGE)
+    assert here["device_map"] == packaged["device_map"]
+    assert [part["bytes"] for part in here["components"]] == [part["bytes"] for part in packaged["components"]]
+
+
+def test_plan_flux_on_two_small_gpus_exits_3_with_need_and_have(flux: Path) -> None:
+    """What fits nowhere is refused on stderr: what it needs, what each device offers, and a change that helps."""
+    result = plan(flux, "--gpus", "2x12GiB", "--ram", "64GiB")
+    assert (result.exit_code, result.stdout) == (3, "")
+    [what] = [line for line in result.stderr.splitlines() if line.startswith("  what ")]
+    assert what == (
+        "  what transformer needs 22.2 GiB + 1.5 GiB reserve; cuda:0 offers 12.0 GiB, cuda:1 offers 12.0 GiB"
+    )
+    assert "fix  use low_memory: sequential_cpu_offload" in result.stderr
+
+
+def test_plan_flux_advice_taken_is_feasible(flux: Path) -> None:
+    """The change that a refusal advises makes the same plan feasible."""
+    small = ("--gpus", "2x12GiB", "--ram", "64GiB")
+    data = plan_data(flux, *small, "--set", "low_memory=sequential_cpu_offload")
+    by_name = {part["component"]: part for part in data["components"]}
+    assert by_name["transformer"]["residency"] == "per_leaf"
+    assert by_name["transformer"]["storage_device"] == "cpu"
+
+
+def test_plan_refusal_as_json_is_valid_and_exits_3(flux: Path) -> None:
+    """With ``--format json`` a refusal is JSON on stdout too."""
+    result = plan(flux, "--gpus", "12GiB", "--ram", "64GiB", "--format", "json")
+    data = json.loads(result.stdout)
+    assert (result.exit_code, result.stderr, data["ok"]) == (3, "", False)
+    assert [problem["name"] for problem in data["problems"]] == ["does-not-fit"]
+
+
+def test_plan_truncated_weights_exit_2_and_are_named(tmp_path: Path) -> None:
+    """A weights file shorter than its header says is an error that names it, not a plan."""
+    folder = tmp_path / "FLUX.1-dev"
+    write_sparse_pipeline(folder, FLUX)
+    file = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    with file.open("r+b") as stream:
+        stream.truncate(file.stat().st_size - 1)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("version: 1\npipeline: {source: ./FLUX.1-dev}\n")
+    result = plan(spec, *TWO_LARGE)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert str(file) in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_plan_order_in_the_file_does_not_matter(tmp_path: Path) -> None:
+    """The same entries in another order give the same plan."""
+    head = f"pipeline: {{source: {FLUX}, dtype: bfloat16}}\n"
+    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
+    one.write_text(
+        f"version: 1\n{head}device_map: {{vae: cuda:1, text_encoder: cpu, default: balanced}}\n"
+        "max_memory: {cuda:0: 23GiB, cuda:1: 24GiB, cpu: 32GiB}\nreserve: 512MiB\n"
+    )
+    other.write_text(
+        "reserve: 512MiB\nmax_memory: {cpu: 32GiB, 1: 24GiB, 0: 23GiB}\n"
+        f"device_map: {{default: balanced, text_encoder: cpu, vae: 1}}\n{head}version: 1\n"
+    )
+    assert plan_data(one, *TWO_LARGE) == plan_data(other, *TWO_LARGE)
+
+
+def test_plan_budget_in_the_file_shows_in_the_plan() -> None:
+    """Every limit given is read back from the plan."""
+    budgets = "max_memory={cuda:0: 10GiB, cuda:1: 50%, cpu: 8GiB}"
+    data = plan_data(DIGITS, *TWO_LARGE, "--set", budgets, "--set", "reserve=1GiB")
+    assert {device["id"]: device["budget_bytes"] for device in data["devices"]} == {
+        "cuda:0": 10 * GIB,
+        "cuda:1": 12 * GIB,
+        "cpu": 8 * GIB,
+    }
+    assert {device["reserved_bytes"] for device in data["devices"] if device["used_bytes"]} == {1 * GIB}
+
+
+def test_plan_set_overrides_the_file() -> None:
+    """``--set`` wins over the file's value."""
+    data = plan_data(DIGITS, *TWO_LARGE, "--set", "device_map=cuda:1", "--set", "pipeline.dtype=float16")
+    assert set(data["device_map"].values()) == {"cuda:1"}
+    assert {part["dtype"] for part in data["components"]} == {"float16"}
+    assert data["execution_device"] == "cuda:1"
+
+
+def test_plan_without_flags_is_for_this_machine() -> None:
+    """Without flags the plan is for the machine at hand, whatever it has."""
+    data = plan_data(DIGITS)
+    assert data["machine"] == "this machine"
+    assert data["devices"][-1]["id"] == "cpu"
+    assert list(data["device_map"]) == ["vae", "text_encoder", "unet"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--gpus", "2x24Gb"),
+        ("--gpus", "lots"),
+        ("--gpus", "24GiB,,"),
+        ("--gpus", "-1"),
+        ("--ram", "much"),
+        ("--ram", ""),
+    ],
+)
+def test_plan_unreadable_machine_exits_2_at_the_flag(flag: str, value: str) -> None:
+    """A machine that cannot be read is refused at its flag, with the form to write."""
+    machine = {"--gpus": "24GiB", "--ram": "64GiB", flag: value}
+    result = plan(DIGITS, *[f"{name}={text}" for name, text in machine.items()])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error[DM502 bad-machine]: {flag}\n")
+    assert f"  fix  write {flag} " in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["a.yaml", "b.yaml"], ["a.yaml", "--gpu", "1"]], ids=str)
+def test_plan_usage_error_exits_2_without_traceback(arguments: list[str]) -> None:
+    """A wrong command line ends with exit 2 and no traceback."""
+    result = plan(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+
+
+def test_plan_of_a_hub_id_needs_no_torch(tmp_path: Path) -> None:
+    """Planning a catalogued pipeline imports neither torch nor diffusers, and no hub client."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(f"version: 1\npipeline: {{source: {FLUX}, dtype: bfloat16}}\n")
+    command = [sys.executable, "-X", "importtime", "-m", "dmconfig", "plan", str(spec), *TWO_LARGE]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "dmconfig.plan.planner" in imported
+    assert not imported & {"torch", "diffusers", "transformers", "accelerate", "safetensors", "huggingface_hub"}
+    assert "transformer " in result.stdout
