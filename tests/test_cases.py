@@ -27,7 +27,7 @@ CASES = ROOT / "tests" / "cases"
 INVALID = sorted((CASES / "invalid").glob("*.yaml"))
 VALID = sorted((CASES / "valid").glob("*.yaml"))
 UPDATE = bool(os.environ.get("DMCONFIG_UPDATE_CASES"))
-PLAIN_TERMINAL = {"FORCE_COLOR": None, "TTY_COMPATIBLE": None, "NO_COLOR": "1"}
+PLAIN = {"FORCE_COLOR": None, "TTY_COMPATIBLE": None, "DMCONFIG_TRACEBACK": None}
 
 _OPTION = re.compile(r"^# (plan|set): (.+)$", re.MULTILINE)
 
@@ -42,7 +42,7 @@ def arguments_of(file: Path) -> list[str]:
 
 def printed_for(file: Path) -> str:
     """Return what the command prints for a case, and its exit code."""
-    result = CliRunner(env=PLAIN_TERMINAL).invoke(app, arguments_of(file))
+    result = CliRunner(env=PLAIN).invoke(app, arguments_of(file))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     lines = [line.rstrip() for line in result.output.replace(str(ROOT), "<root>").splitlines()]
     return "\n".join([*lines, f"exit {result.exit_code}", ""])

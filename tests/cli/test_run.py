@@ -159,9 +159,9 @@ def test_run_bad_out_as_a_program_imports_no_torch(tmp_path: Path) -> None:
     assert result.stdout == "2 False\n"
 
 
-@pytest.mark.parametrize("missing", ["--prompt", "--out", "FILE"])
+@pytest.mark.parametrize("missing", ["--out", "FILE"])
 def test_run_usage_error_exits_2_without_traceback(missing: str) -> None:
-    """Without a file, a prompt or a place for the picture the command ends with exit 2 and no traceback."""
+    """Without a file or a place for the picture the command ends with exit 2 and no traceback."""
     given = {"FILE": [str(DIGITS)], "--prompt": ["--prompt", "seven"], "--out": ["--out", "seven.png"]}
     words = [word for name, words in given.items() if name != missing for word in words]
     result = CliRunner().invoke(app, ["run", *words])

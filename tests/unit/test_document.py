@@ -215,7 +215,7 @@ def test_duplicate_key_is_refused_at_the_second() -> None:
     assert problem.what == "key 'unet' stands here a second time; first at line 3, column 3"
 
 
-@pytest.mark.parametrize("text", ["0: a\n'0': b\n", "{a: 1, \"a\": 2}", "a: 1\na: 1\n"])
+@pytest.mark.parametrize("text", ["0: a\n'0': b\n", '{a: 1, "a": 2}', "a: 1\na: 1\n"])
 def test_duplicate_key_however_written_is_refused(text: str) -> None:
     """Quotes do not make another key, and equal values do not excuse it."""
     assert refusal(text).code is Code.DUPLICATE_KEY
@@ -386,9 +386,7 @@ def write(folder: Path, content: bytes) -> Path:
     return file
 
 
-def test_read_document_keeps_the_name_and_the_absolute_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_document_keeps_the_name_and_the_absolute_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locations show the file as the user named it; relative paths in it start in its folder."""
     write(tmp_path, b"a: 1\n")
     monkeypatch.chdir(tmp_path)

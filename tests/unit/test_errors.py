@@ -35,9 +35,7 @@ def test_render_problem_leaves_out_what_it_does_not_know() -> None:
         "error[DM603 call-failed]\n  what it broke"
     )
     from_outside = Problem(code=Code.BAD_SIZE, what="no size", path=("reserve",), origin="--set reserve=x")
-    assert render_problem(from_outside) == (
-        "error[DM208 bad-size]: --set reserve=x\n  at   reserve\n  what no size"
-    )
+    assert render_problem(from_outside) == ("error[DM208 bad-size]: --set reserve=x\n  at   reserve\n  what no size")
 
 
 def test_error_holds_all_problems_in_file_order() -> None:

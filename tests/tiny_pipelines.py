@@ -1,0 +1,412 @@
+"""Tiny pipelines of the real classes, with random weights, in the diffusers layout: what a matrix of tests loads.
+
+``write_tiny(kind, folder)`` writes one in a second or less; two runs write equal weights. No parameter is left at a
+constant, as constructors leave zero convolutions and norms, so that every weight takes part in the picture. The
+schedulers are those of the published pipelines. ``call_arguments(kind)`` are arguments for the pipeline's call: two
+steps, a small size, guidance on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLWan,
+    ControlNetModel,
+    DDPMScheduler,
+    DiffusionPipeline,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    KandinskyV22CombinedPipeline,
+    PNDMScheduler,
+    PriorTransformer,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    StableDiffusionControlNetPipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UnCLIPScheduler,
+    UNet2DConditionModel,
+    UniPCMultistepScheduler,
+    VQModel,
+    WanPipeline,
+    WanTransformer3DModel,
+)
+from diffusers.pipelines.stable_diffusion import StableDiffusionSafetyChecker
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+SEED = 0
+SIZE = 32  # pixels, height and width of every picture
+WIDTH = 32  # of every text embedding
+LENGTH = 16  # tokens, of every prompt
+PROMPT, NEGATIVE_PROMPT = "a red fox", "blurry"
+
+_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789,."
+_NOISE: dict[str, Any] = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+
+
+def write_tiny(kind: str, folder: Path, dtype: str = "float32") -> Path:
+    """Write the tiny pipeline of a kind into folder, with weights of dtype, and return folder.
+
+    Raises: KeyError: there is no such kind; they are in ``KINDS``.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        pipe: DiffusionPipeline = _MAKERS[kind](folder / "tokenizers")
+        modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
+        for module in modules:
+            _fill(module)
+            module.to(getattr(torch, dtype))
+    pipe.save_pretrained(folder)
+    _name_as_published(folder / "model_index.json")
+    return folder
+
+
+def call_arguments(kind: str) -> dict[str, Any]:
+    """Return arguments for the call of a kind, or of an image-to-image or inpainting class over it (``sd-img2img``).
+
+    They are new objects each time; the generator is the caller's. The kinds are those of ``CALLS``.
+    """
+    return dict(CALLS[kind]())
+
+
+def _picture() -> torch.Tensor:
+    """A colourful picture [1, 3, SIZE, SIZE] in 0..1, the same one each time."""
+    rows = torch.linspace(0, 1, SIZE)
+    return torch.stack([rows[:, None].expand(SIZE, SIZE), rows.expand(SIZE, SIZE), rows[:, None] * rows])[None]
+
+
+def _mask() -> torch.Tensor:
+    """A mask [1, 1, SIZE, SIZE]: the right half is to be painted."""
+    mask = torch.zeros(1, 1, SIZE, SIZE)
+    mask[..., SIZE // 2 :] = 1
+    return mask
+
+
+def _image_call(**more: Any) -> dict[str, Any]:
+    return {
+        "prompt": PROMPT, "negative_prompt": NEGATIVE_PROMPT, "num_inference_steps": 2, "guidance_scale": 5.0,
+        "height": SIZE, "width": SIZE, "output_type": "np", **more,
+    }  # fmt: skip
+
+
+def _on_a_picture(**more: Any) -> dict[str, Any]:
+    """Arguments of an image-to-image call: the picture has the size, and strength leaves two of the steps."""
+    arguments = _image_call(image=_picture(), strength=0.7, **more)
+    del arguments["height"], arguments["width"]
+    return {**arguments, "num_inference_steps": 3}
+
+
+def _inpaint() -> dict[str, Any]:
+    return {**_on_a_picture(mask_image=_mask()), "height": SIZE, "width": SIZE}
+
+
+def _video_call() -> dict[str, Any]:
+    return _image_call(num_frames=5, max_sequence_length=LENGTH)
+
+
+CALLS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "sd": _image_call,
+    "sd-img2img": _on_a_picture,
+    "sd-inpaint": _inpaint,
+    "sdxl": _image_call,
+    "sdxl-img2img": _on_a_picture,
+    "sdxl-inpaint": _inpaint,
+    "sd3": lambda: _image_call(max_sequence_length=LENGTH),
+    "flux": lambda: _image_call(max_sequence_length=LENGTH, true_cfg_scale=2.0),
+    "wan": _video_call,
+    "wan22": _video_call,
+    "controlnet": lambda: _image_call(image=_picture(), controlnet_conditioning_scale=0.8),
+    "kandinsky22": lambda: _image_call(prior_num_inference_steps=2),
+}
+CLASSES: Mapping[str, str] = {
+    "sd-img2img": "StableDiffusionImg2ImgPipeline",
+    "sd-inpaint": "StableDiffusionInpaintPipeline",
+    "sdxl-img2img": "StableDiffusionXLImg2ImgPipeline",
+    "sdxl-inpaint": "StableDiffusionXLInpaintPipeline",
+}
+"""Calls that need another class over the folder of the kind before the hyphen, under ``pipeline.class``."""
+
+
+# Weights
+
+
+def _fill(module: torch.nn.Module) -> None:
+    """Give every parameter that a constructor left constant some spread around that constant."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        if isinstance(module, StableDiffusionSafetyChecker):  # thresholds that no cosine reaches: nothing is blackened
+            module.concept_embeds_weights.fill_(2)
+            module.special_care_embeds_weights.fill_(2)
+
+
+# Tokenizers
+
+
+def _clip_tokenizer(folder: Path) -> CLIPTokenizer:
+    """A CLIP tokenizer that knows letters, digits, comma and stop."""
+    tokens = [*_CHARACTERS, *(f"{character}</w>" for character in _CHARACTERS), "<|startoftext|>", "<|endoftext|>"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(folder, model_max_length=LENGTH)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    return tokenizer
+
+
+def _t5_tokenizer() -> T5Tokenizer:
+    """A T5 tokenizer over the same characters, one token each."""
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((char, -3.0) for char in _CHARACTERS)]
+    return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=LENGTH)
+
+
+def _name_as_published(index: Path) -> None:
+    """Write the class names that published pipelines have where transformers now saves others for the same thing."""
+    text = index.read_text().replace('"T5Tokenizer"', '"T5TokenizerFast"')
+    index.write_text(text.replace('"CLIPImageProcessorPil"', '"CLIPImageProcessor"'))
+
+
+# Components
+
+
+def _clip(tokenizer: CLIPTokenizer, *, projected: bool = False) -> CLIPTextModel | CLIPTextModelWithProjection:
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=LENGTH, hidden_size=WIDTH, intermediate_size=37,
+        num_hidden_layers=2, num_attention_heads=4, projection_dim=WIDTH, bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return CLIPTextModelWithProjection(config) if projected else CLIPTextModel(config)
+
+
+def _clip_vision_config() -> CLIPVisionConfig:
+    return CLIPVisionConfig(
+        hidden_size=WIDTH, intermediate_size=37, projection_dim=WIDTH, num_hidden_layers=2, num_attention_heads=4,
+        image_size=SIZE, patch_size=8,
+    )  # fmt: skip
+
+
+def _clip_image_processor() -> CLIPImageProcessor:
+    return CLIPImageProcessor(crop_size={"height": SIZE, "width": SIZE}, size={"shortest_edge": SIZE})
+
+
+def _t5(tokenizer: T5Tokenizer) -> T5EncoderModel:
+    return T5EncoderModel(T5Config(**_t5_config(tokenizer)))
+
+
+def _umt5(tokenizer: T5Tokenizer) -> UMT5EncoderModel:
+    return UMT5EncoderModel(UMT5Config(**_t5_config(tokenizer)))
+
+
+def _t5_config(tokenizer: T5Tokenizer) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer), "d_model": WIDTH, "d_ff": 37, "d_kv": 8, "num_layers": 2, "num_heads": 4,
+        "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
+def _vae(channels: int, **more: Any) -> AutoencoderKL:
+    return AutoencoderKL(
+        block_out_channels=(8, 16), latent_channels=channels, norm_num_groups=4, sample_size=SIZE,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, **more,
+    )  # fmt: skip
+
+
+def _wan_vae() -> AutoencoderKLWan:
+    return AutoencoderKLWan(
+        base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+    )
+
+
+def _wan_transformer() -> WanTransformer3DModel:
+    return WanTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
+        text_dim=WIDTH, freq_dim=64, ffn_dim=32, num_layers=2, cross_attn_norm=True,
+        qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
+    )  # fmt: skip
+
+
+_UNET_BLOCKS: dict[str, Any] = {
+    "block_out_channels": (16, 32), "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"), "norm_num_groups": 8,
+    "layers_per_block": 1, "cross_attention_dim": WIDTH, "attention_head_dim": 4,
+}  # fmt: skip
+
+
+def _sd_parts(tokenizers: Path) -> dict[str, Any]:
+    tokenizer = _clip_tokenizer(tokenizers)
+    vision = _clip_vision_config().to_dict()
+    text = CLIPTextConfig(hidden_size=WIDTH, intermediate_size=37, num_hidden_layers=1, num_attention_heads=4).to_dict()
+    return {
+        "vae": _vae(4),
+        "text_encoder": _clip(tokenizer),
+        "tokenizer": tokenizer,
+        "unet": UNet2DConditionModel(
+            sample_size=SIZE // 2, up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), **_UNET_BLOCKS
+        ),
+        "scheduler": PNDMScheduler(**_NOISE, skip_prk_steps=True, set_alpha_to_one=False, steps_offset=1),
+        "safety_checker": StableDiffusionSafetyChecker(
+            CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH)
+        ),
+        "feature_extractor": _clip_image_processor(),
+    }
+
+
+# Pipelines
+
+
+def _sd(tokenizers: Path) -> StableDiffusionPipeline:
+    return StableDiffusionPipeline(**_sd_parts(tokenizers))
+
+
+def _controlnet(tokenizers: Path) -> StableDiffusionControlNetPipeline:
+    controlnet = ControlNetModel(conditioning_embedding_out_channels=(8, 16), **_UNET_BLOCKS)
+    return StableDiffusionControlNetPipeline(**_sd_parts(tokenizers), controlnet=controlnet)
+
+
+def _sdxl(tokenizers: Path) -> StableDiffusionXLPipeline:
+    tokenizer = _clip_tokenizer(tokenizers)
+    unet = UNet2DConditionModel(
+        sample_size=SIZE // 2, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=(2, 4), use_linear_projection=True, transformer_layers_per_block=(1, 2),
+        addition_embed_type="text_time", addition_time_embed_dim=8, cross_attention_dim=2 * WIDTH,
+        projection_class_embeddings_input_dim=6 * 8 + WIDTH,
+    )  # fmt: skip
+    return StableDiffusionXLPipeline(
+        vae=_vae(4, scaling_factor=0.13025, force_upcast=True),
+        text_encoder=_clip(tokenizer),
+        text_encoder_2=_clip(tokenizer, projected=True),
+        tokenizer=tokenizer,
+        tokenizer_2=tokenizer,
+        unet=unet,
+        scheduler=EulerDiscreteScheduler(**_NOISE, timestep_spacing="leading", steps_offset=1),
+        add_watermarker=False,
+    )
+
+
+def _sd3(tokenizers: Path) -> StableDiffusion3Pipeline:
+    tokenizer, t5_tokenizer = _clip_tokenizer(tokenizers), _t5_tokenizer()
+    transformer = SD3Transformer2DModel(
+        sample_size=SIZE // 2, patch_size=2, in_channels=16, out_channels=16, num_layers=2, attention_head_dim=8,
+        num_attention_heads=4, caption_projection_dim=WIDTH, joint_attention_dim=2 * WIDTH,
+        pooled_projection_dim=2 * WIDTH, pos_embed_max_size=16, qk_norm="rms_norm",
+    )  # fmt: skip
+    t5 = T5EncoderModel(T5Config(**{**_t5_config(t5_tokenizer), "d_model": 2 * WIDTH}))
+    return StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=_vae(16, use_quant_conv=False, use_post_quant_conv=False, scaling_factor=1.5305, shift_factor=0.0609),
+        text_encoder=_clip(tokenizer, projected=True),
+        tokenizer=tokenizer,
+        text_encoder_2=_clip(tokenizer, projected=True),
+        tokenizer_2=tokenizer,
+        text_encoder_3=t5,
+        tokenizer_3=t5_tokenizer,
+    )
+
+
+def _flux(tokenizers: Path) -> FluxPipeline:
+    tokenizer, t5_tokenizer = _clip_tokenizer(tokenizers), _t5_tokenizer()
+    transformer = FluxTransformer2DModel(
+        patch_size=1, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH, axes_dims_rope=[4, 4, 8], guidance_embeds=True,
+    )  # fmt: skip
+    return FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            shift=3.0, use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, base_image_seq_len=256,
+            max_image_seq_len=4096,
+        ),
+        vae=_vae(4, use_quant_conv=False, use_post_quant_conv=False, scaling_factor=0.3611, shift_factor=0.1159),
+        text_encoder=_clip(tokenizer),
+        tokenizer=tokenizer,
+        text_encoder_2=_t5(t5_tokenizer),
+        tokenizer_2=t5_tokenizer,
+        transformer=transformer,
+    )  # fmt: skip
+
+
+def _wan(tokenizers: Path, **more: Any) -> WanPipeline:
+    tokenizer = _t5_tokenizer()
+    return WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=_umt5(tokenizer),
+        vae=_wan_vae(),
+        scheduler=UniPCMultistepScheduler(use_flow_sigmas=True, flow_shift=3.0, prediction_type="flow_prediction"),
+        transformer=_wan_transformer(),
+        **more,
+    )
+
+
+def _wan22(tokenizers: Path) -> WanPipeline:
+    return _wan(tokenizers, transformer_2=_wan_transformer(), boundary_ratio=0.875)
+
+
+def _kandinsky22(tokenizers: Path) -> KandinskyV22CombinedPipeline:
+    tokenizer = _clip_tokenizer(tokenizers)
+    unet = UNet2DConditionModel(
+        sample_size=SIZE // 2, in_channels=4, out_channels=8, block_out_channels=(16, 32), layers_per_block=1,
+        down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"), norm_num_groups=8,
+        up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"), attention_head_dim=4,
+        mid_block_type="UNetMidBlock2DSimpleCrossAttn", cross_attention_dim=WIDTH, encoder_hid_dim=WIDTH,
+        encoder_hid_dim_type="image_proj", addition_embed_type="image", resnet_time_scale_shift="scale_shift",
+    )  # fmt: skip
+    movq = VQModel(
+        block_out_channels=(32, 32), latent_channels=4, layers_per_block=1, norm_type="spatial",
+        num_vq_embeddings=12, vq_embed_dim=4, down_block_types=("DownEncoderBlock2D", "AttnDownEncoderBlock2D"),
+        up_block_types=("AttnUpDecoderBlock2D", "UpDecoderBlock2D"),
+    )  # fmt: skip
+    prior = PriorTransformer(
+        num_attention_heads=2, attention_head_dim=12, embedding_dim=WIDTH, num_layers=1, num_embeddings=LENGTH
+    )
+    return KandinskyV22CombinedPipeline(
+        unet=unet,
+        scheduler=DDPMScheduler(
+            beta_start=0.00085, beta_end=0.012, clip_sample=False, steps_offset=1, variance_type="learned_range"
+        ),
+        movq=movq,
+        prior_prior=prior,
+        prior_image_encoder=CLIPVisionModelWithProjection(_clip_vision_config()),
+        prior_text_encoder=_clip(tokenizer, projected=True),
+        prior_tokenizer=tokenizer,
+        prior_scheduler=UnCLIPScheduler(
+            clip_sample_range=5.0, prediction_type="sample", variance_type="fixed_small_log"
+        ),
+        prior_image_processor=_clip_image_processor(),
+    )
+
+
+_MAKERS: Mapping[str, Callable[[Path], DiffusionPipeline]] = {
+    "sd": _sd,
+    "sdxl": _sdxl,
+    "sd3": _sd3,
+    "flux": _flux,
+    "wan": _wan,
+    "wan22": _wan22,
+    "controlnet": _controlnet,
+    "kandinsky22": _kandinsky22,
+}
+KINDS = tuple(_MAKERS)

@@ -1,0 +1,685 @@
+"""Downloads with the real client against a hub on this machine; the choice of files also on listings of real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from huggingface_hub import constants, errors, file_download
+from huggingface_hub.utils import are_progress_bars_disabled
+
+from dmconfig.errors import BuildError, Code
+from dmconfig.fetch import fetch, fetch_index, is_whole, needed_files
+from dmconfig.load import Checked, check_file, fetched
+from dmconfig.measure import component_weights
+from dmconfig.progress import Item, NoProgress
+from dmconfig.source import locate_source
+from tests.loopback_hub import Hub, serve
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "pipeline"
+WITHOUT_UNET = [
+    "model_index.json",
+    "scheduler/scheduler_config.json",
+    "text_encoder/config.json",
+    "text_encoder/model.safetensors",
+    "tokenizer/merges.txt",
+    "tokenizer/tokenizer.json",
+    "tokenizer/tokenizer_config.json",
+    "tokenizer/vocab.json",
+    "vae/config.json",
+    "vae/diffusion_pytorch_model.safetensors",
+]
+UNET = ["unet/config.json", "unet/diffusion_pytorch_model.safetensors"]
+DECOYS = {
+    "README.md": b"decoy",
+    "v1-5-pruned.safetensors": b"decoy",
+    "text_encoder/model.fp16.safetensors": b"decoy",
+    "text_encoder/pytorch_model.bin": b"decoy",
+    "text_encoder/flax_model.msgpack": b"decoy",
+    "unet/diffusion_pytorch_model.bin": b"decoy",
+    "unet/diffusion_pytorch_model.non_ema.safetensors": b"decoy",
+    "unet/model.onnx": b"decoy",
+    "vae/diffusion_pytorch_model.safetensors.index.json": b"decoy of a sharded copy whose shards are not there",
+    "vae_1_0/config.json": b"{}",
+    "vae_1_0/diffusion_pytorch_model.safetensors": b"decoy",
+    "safety_checker/config.json": b"{}",
+    "safety_checker/model.safetensors": b"decoy",
+}
+BROKEN_OFF = "run it again: files that are whole are kept, only the others are downloaded"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub of this test alone, an empty cache, no token, no waiting between the client's tries."""
+    with serve() as hub:
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        # the client read its settings when it was imported
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        for module in (constants, file_download):  # the latter has a copy of it before version 1
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+        yield hub
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a spec of dm/digits with more lines, in a folder of its own."""
+
+    def write(more: str = "") -> Path:
+        folder = tmp_path / "specs"
+        folder.mkdir(exist_ok=True)
+        file = folder / "spec.yaml"
+        file.write_text(f"version: 1\npipeline:\n  source: dm/digits\n{more}")
+        return file
+
+    return write
+
+
+def download(file: Path) -> Checked:
+    return fetched(check_file(file, ask_hub=True), NoProgress())
+
+
+def failure(file: Path) -> BuildError:
+    with pytest.raises(BuildError) as caught:
+        download(file)
+    return caught.value
+
+
+def masked(error: BuildError) -> str:
+    """Return the text of error without the words of the client, which differ between its versions."""
+    kinds = "HfHubHTTPError|ConnectError|ConnectionError|RemoteProtocolError|ChunkedEncodingError"
+    return re.sub(rf"\b({kinds}): .*", "<the client's words>", str(error))
+
+
+# The choice of files
+
+
+def sdxl() -> list[str]:
+    weights = ["flax_model.msgpack", "model.fp16.safetensors", "model.onnx", "model.safetensors"]
+    openvino = ["openvino_model.bin", "openvino_model.xml"]
+    tokenizer = ["merges.txt", "special_tokens_map.json", "tokenizer_config.json", "vocab.json"]
+    unet = ["diffusion_flax_model.msgpack", "diffusion_pytorch_model.fp16.safetensors"]
+    unet += ["diffusion_pytorch_model.safetensors", "model.onnx", "model.onnx_data", *openvino]
+    vae = ["diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors"]
+    return [
+        ".gitattributes",
+        "LICENSE.md",
+        "README.md",
+        "model_index.json",
+        "pipeline.png",
+        "scheduler/scheduler_config.json",
+        "sd_xl_base_1.0.safetensors",
+        "sd_xl_base_1.0_0.9vae.safetensors",
+        *(f"text_encoder/{name}" for name in ["config.json", *weights, *openvino]),
+        *(f"text_encoder_2/{name}" for name in ["config.json", *weights, "model.onnx_data", *openvino]),
+        *(f"tokenizer/{name}" for name in tokenizer),
+        *(f"tokenizer_2/{name}" for name in tokenizer),
+        *(f"unet/{name}" for name in ["config.json", *unet]),
+        *(f"vae/{name}" for name in ["config.json", "diffusion_flax_model.msgpack", *vae]),
+        *(f"vae_1_0/{name}" for name in ["config.json", *vae]),
+        *(f"vae_decoder/{name}" for name in ["config.json", "model.onnx", *openvino]),
+    ]
+
+
+def flux() -> list[str]:
+    shards = [f"transformer/diffusion_pytorch_model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    return [
+        "ae.safetensors",
+        "flux1-dev.safetensors",
+        "model_index.json",
+        "text_encoder/config.json",
+        "text_encoder/model.safetensors",
+        "text_encoder_2/config.json",
+        "text_encoder_2/model-00001-of-00002.safetensors",
+        "text_encoder_2/model-00002-of-00002.safetensors",
+        "text_encoder_2/model.safetensors.index.json",
+        "tokenizer_2/special_tokens_map.json",
+        "tokenizer_2/spiece.model",
+        "tokenizer_2/tokenizer.json",
+        "tokenizer_2/tokenizer_config.json",
+        "transformer/config.json",
+        *shards,
+        "transformer/diffusion_pytorch_model.safetensors.index.json",
+    ]
+
+
+def sd15() -> list[str]:
+    names = [
+        f"{stem}{variant}.{suffix}"
+        for stem in ("diffusion_pytorch_model",)
+        for variant in ("", ".fp16", ".non_ema")
+        for suffix in ("bin", "safetensors")
+    ]
+    checker = ["config.json", "model.fp16.safetensors", "model.safetensors", "pytorch_model.bin"]
+    return [
+        "feature_extractor/preprocessor_config.json",
+        "model_index.json",
+        *(f"safety_checker/{name}" for name in [*checker, "pytorch_model.fp16.bin"]),
+        *(f"unet/{name}" for name in ["config.json", *names]),
+        "v1-inference.yaml",
+        "v1-5-pruned.ckpt",
+        "v1-5-pruned-emaonly.safetensors",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "folder", "library", "variant", "expected"),
+    [
+        (sdxl(), "unet", "diffusers", None, ["config.json", "diffusion_pytorch_model.safetensors"]),
+        (sdxl(), "unet", "diffusers", "fp16", ["config.json", "diffusion_pytorch_model.fp16.safetensors"]),
+        (sdxl(), "vae", "diffusers", "bf16", ["config.json", "diffusion_pytorch_model.safetensors"]),
+        (sdxl(), "text_encoder_2", "transformers", "fp16", ["config.json", "model.fp16.safetensors"]),
+        (sd15(), "unet", "diffusers", "non_ema", ["config.json", "diffusion_pytorch_model.non_ema.safetensors"]),
+        (sd15(), "safety_checker", "stable_diffusion", None, ["config.json", "model.safetensors"]),
+        (
+            flux(),
+            "text_encoder_2",
+            "transformers",
+            "fp16",
+            [
+                "config.json",
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+                "model.safetensors.index.json",
+            ],
+        ),
+    ],
+)
+def test_needed_files_of_a_module_are_its_config_and_one_set_of_weights(
+    files: list[str], folder: str, library: str, variant: str | None, expected: list[str]
+) -> None:
+    """One precision is taken, never another format, another folder or a second precision."""
+    assert needed_files(files, folder, library=library, variant=variant) == tuple(f"{folder}/{n}" for n in expected)
+
+
+def test_needed_files_of_a_sharded_module_are_its_index_and_all_shards() -> None:
+    """FLUX's transformer comes whole, and not the single file beside it."""
+    shards = tuple(f"transformer/diffusion_pytorch_model-0000{number}-of-00003.safetensors" for number in (1, 2, 3))
+    index = "transformer/diffusion_pytorch_model.safetensors.index.json"
+    assert needed_files(flux(), "transformer") == ("transformer/config.json", *shards, index)
+
+
+@pytest.mark.parametrize("form", ["model.fp16-0000{}-of-00002", "model-0000{}-of-00002.fp16"])
+def test_needed_files_of_a_sharded_variant_are_its_shards_alone(form: str) -> None:
+    """Both forms in which shards of a variant are named are known, and plain shards beside them are left."""
+    variant = [f"{form.format(number)}.safetensors" for number in (1, 2)]
+    index = "model.safetensors.index.fp16.json"
+    plain = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    chosen = needed_files([*variant, index, *plain], library="transformers", variant="fp16")
+    assert chosen == tuple(sorted([*variant, index]))
+
+
+@pytest.mark.parametrize(
+    ("files", "folder", "expected"),
+    [
+        (sdxl(), "tokenizer", ["merges.txt", "special_tokens_map.json", "tokenizer_config.json", "vocab.json"]),
+        (sdxl(), "scheduler", ["scheduler_config.json"]),
+        (sd15(), "feature_extractor", ["preprocessor_config.json"]),
+        (
+            flux(),
+            "tokenizer_2",
+            ["special_tokens_map.json", "spiece.model", "tokenizer.json", "tokenizer_config.json"],
+        ),
+    ],
+)
+def test_needed_files_without_weights_are_text_files(files: list[str], folder: str, expected: list[str]) -> None:
+    """Tokenizers and schedulers are all of their configs and vocabularies."""
+    assert needed_files(files, folder, weights=False) == tuple(f"{folder}/{name}" for name in expected)
+
+
+def test_needed_files_of_a_required_variant_that_is_missing_have_no_weights() -> None:
+    """A variant asked for one component is never replaced by plain weights."""
+    assert needed_files(sdxl(), "vae", variant="bf16", variant_required=True) == ("vae/config.json",)
+
+
+def test_needed_files_of_a_repository_of_one_model_are_in_its_root() -> None:
+    """Without a folder, files in folders are another model's."""
+    files = ["README.md", "config.json", "diffusion_pytorch_model.bin", "diffusion_pytorch_model.safetensors"]
+    chosen = needed_files([*files, "old/config.json", "old/diffusion_pytorch_model.safetensors"])
+    assert chosen == ("config.json", "diffusion_pytorch_model.safetensors")
+
+
+def test_needed_files_without_safetensors_have_no_weights() -> None:
+    """Pickles are never chosen, not even for want of anything else."""
+    assert needed_files(["unet/config.json", "unet/diffusion_pytorch_model.bin"], "unet") == ("unet/config.json",)
+
+
+# Downloading
+
+
+def test_fetched_downloads_what_the_spec_needs_once(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Nothing else is downloaded, the source is found afterwards, and a second time the hub is not even asked."""
+    repo = hub.add("dm/digits", DIGITS, {name: data for name, data in DECOYS.items() if ".index." not in name})
+    checked = download(spec())
+    assert hub.downloaded("dm/digits") == sorted([*WITHOUT_UNET, *UNET])
+    folder = locate_source("dm/digits", folder=spec().parent).folder
+    assert folder is not None
+    assert folder.name == repo.commit
+    assert [each.folder for each in checked.assembly.components] == [
+        folder / c.name for c in checked.assembly.components
+    ]
+    asked = len(hub.requests)
+    assert is_whole(download(spec()).assembly)
+    assert len(hub.requests) == asked
+
+
+def test_fetched_keeps_to_a_single_file_beside_an_index_without_shards(hub: Hub, spec: Callable[..., Path]) -> None:
+    """An index is of use only with its shards, and is not downloaded without them."""
+    hub.add("dm/digits", DIGITS, DECOYS)
+    download(spec())
+    assert hub.downloaded("dm/digits") == sorted([*WITHOUT_UNET, *UNET])
+
+
+def test_fetched_takes_the_variant_where_there_is_one(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Components without the pipeline's variant come with their plain weights."""
+    half = (DIGITS / UNET[1]).read_bytes()
+    hub.add("dm/digits", DIGITS, {"unet/diffusion_pytorch_model.fp16.safetensors": half})
+    checked = download(spec("  variant: fp16\n"))
+    unet = ["unet/config.json", "unet/diffusion_pytorch_model.fp16.safetensors"]
+    assert hub.downloaded("dm/digits") == sorted([*WITHOUT_UNET, *unet])
+    variants = {c.name: files.variant for c in checked.assembly.modules if (files := component_weights(c))}
+    assert variants == {"vae": None, "text_encoder": None, "unet": "fp16"}
+
+
+def test_fetched_completes_plain_weights_with_a_variant_at_the_commit_that_is_here(
+    hub: Hub, spec: Callable[..., Path]
+) -> None:
+    """Plain weights in the cache do not stand in for a variant that the hub has at that commit."""
+    half = {"unet/diffusion_pytorch_model.fp16.safetensors": b"other weights"}
+    commit = hub.add("dm/digits", DIGITS, half).commit
+    download(spec())
+    hub.requests.clear()
+    checked = download(spec("  variant: fp16\n"))
+    assert hub.downloaded("dm/digits") == [*half]
+    assert checked.assembly.source.folder is not None
+    assert checked.assembly.source.folder.name == commit
+
+
+def test_fetched_is_content_with_plain_weights_when_the_hub_is_gone(
+    hub: Hub, spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that can be loaded is loaded, although the hub might have had a variant."""
+    half = {"unet/diffusion_pytorch_model.fp16.safetensors": (DIGITS / UNET[1]).read_bytes()}
+    hub.add("dm/digits", DIGITS, half)
+    download(spec("  variant: fp16\n"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    assert all(component.folder for component in download(spec("  variant: fp16\n")).assembly.components)
+    assert hub.requests == []
+
+
+def test_fetched_leaves_out_components_that_are_null(hub: Hub, spec: Callable[..., Path]) -> None:
+    """What the spec leaves out is not downloaded, and comes later when another spec has it."""
+    index = json.loads((DIGITS / "model_index.json").read_text())
+    index["feature_extractor"] = ["transformers", "CLIPImageProcessor"]
+    extractor = {"feature_extractor/preprocessor_config.json": b"{}"}
+    hub.add("dm/digits", DIGITS, {"model_index.json": json.dumps(index).encode(), **extractor})
+    download(spec("components:\n  feature_extractor: null\n"))
+    assert hub.downloaded("dm/digits") == sorted([*WITHOUT_UNET, *UNET])
+    hub.requests.clear()
+    download(spec())
+    assert hub.downloaded("dm/digits") == [*extractor]
+
+
+def test_fetched_takes_a_component_from_a_repository_of_one_model(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Its class is read from its own config, and the pipeline's own component stays on the hub."""
+    hub.add("dm/digits", DIGITS, DECOYS)
+    files = {name.removeprefix("unet/"): (DIGITS / name).read_bytes() for name in UNET}
+    hub.add("dm/unet", None, {**files, "README.md": b"", "diffusion_pytorch_model.bin": b"decoy"})
+    checked = download(spec("components:\n  unet:\n    source: dm/unet\n"))
+    assert hub.downloaded("dm/digits") == WITHOUT_UNET
+    assert hub.downloaded("dm/unet") == ["config.json", "diffusion_pytorch_model.safetensors"]
+    asked = len(hub.requests)
+    assert download(spec("components:\n  unet:\n    source: dm/unet\n")) == checked
+    assert len(hub.requests) == asked
+
+
+@pytest.mark.parametrize("subfolder", [None, "old/unet"])
+def test_fetched_takes_a_component_from_another_pipeline(
+    hub: Hub, spec: Callable[..., Path], subfolder: str | None
+) -> None:
+    """From a pipeline's repository the folder of the component's name comes, or the one that is asked for."""
+    hub.add("dm/digits", DIGITS)
+    old = {f"old/{name}": (DIGITS / name).read_bytes() for name in UNET}
+    hub.add("dm/other", DIGITS, old)
+    line = f"    subfolder: {subfolder}\n" if subfolder else ""
+    checked = download(spec(f"components:\n  unet:\n    source: dm/other\n{line}"))
+    assert hub.downloaded("dm/digits") == WITHOUT_UNET
+    assert hub.downloaded("dm/other") == sorted(["model_index.json", *(old if subfolder else UNET)])
+    (unet,) = [component for component in checked.assembly.components if component.name == "unet"]
+    assert unet.folder is not None
+    assert (unet.folder / "config.json").is_file()
+
+
+def test_fetched_follows_the_revision(hub: Hub, spec: Callable[..., Path]) -> None:
+    """A branch is found again under its name, and says nothing of main."""
+    repo = hub.add("dm/digits", DIGITS)
+    repo.branches = ("v1",)
+    checked = download(spec("  revision: v1\n"))
+    assert checked.assembly.source.folder is not None
+    assert checked.assembly.source.folder.name == repo.commit
+    assert locate_source("dm/digits", folder=spec().parent).folder is None
+
+
+def test_fetched_follows_a_commit(hub: Hub, spec: Callable[..., Path]) -> None:
+    """A commit is found by itself."""
+    repo = hub.add("dm/digits", DIGITS)
+    repo.branches = ()
+    assert is_whole(download(spec(f"  revision: '{repo.commit}'\n")).assembly)
+
+
+def test_fetched_completes_a_snapshot_that_lacks_a_folder_and_weights(hub: Hub, spec: Callable[..., Path]) -> None:
+    """A part of a pipeline in the cache is no error: what is lacking comes, and only that."""
+    hub.add("dm/digits", DIGITS)
+    folder = download(spec()).assembly.source.folder
+    assert folder is not None
+    shutil.rmtree(folder / "tokenizer")
+    for name in (UNET[1], "vae/config.json"):
+        blob = (folder / name).resolve()
+        (folder / name).unlink()
+        blob.unlink()
+    hub.requests.clear()
+    download(spec())
+    assert hub.downloaded("dm/digits") == [UNET[1], "vae/config.json"]  # the tokenizer's blobs were still there
+    assert (folder / "tokenizer" / "merges.txt").is_file()
+
+
+def test_fetched_reaches_the_files_of_a_name_with_brackets(hub: Hub, spec: Callable[..., Path]) -> None:
+    """What is special in patterns is not special in the name of a folder."""
+    hub.add("dm/digits", DIGITS)
+    hub.add("dm/odd", None, {f"a[1]*/{name}": (DIGITS / "unet" / name).read_bytes() for name in ("config.json",)})
+    hub.repos["dm/odd"].files["a[1]*/diffusion_pytorch_model.safetensors"] = (DIGITS / UNET[1]).read_bytes()
+    hub.repos["dm/odd"].files["a1/config.json"] = b"decoy"
+    download(spec('components:\n  unet:\n    source: dm/odd\n    subfolder: "a[1]*"\n'))
+    assert hub.downloaded("dm/odd") == ["a[1]*/config.json", "a[1]*/diffusion_pytorch_model.safetensors"]
+
+
+def test_fetch_index_downloads_the_index_alone_and_once(hub: Hub) -> None:
+    """What a pipeline is made of costs one small file."""
+    hub.add("dm/digits", DIGITS)
+    fetch_index("dm/digits", None)
+    fetch_index("dm/digits", None)
+    assert hub.downloaded("dm/digits") == ["model_index.json"]
+
+
+def test_fetch_tells_which_repository_is_downloaded(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Progress names the repository, how many files are to come and how large they are."""
+
+    class Noted:
+        def __init__(self) -> None:
+            self.items: list[tuple[str, str]] = []
+
+        def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+        def track(self, phase: str, items: Sequence[Item], label: Callable[[Item], str]) -> Iterator[Item]:
+            for item in items:
+                self.items.append((phase, label(item)))
+                yield item
+
+    hub.add("dm/digits", DIGITS)
+    progress = Noted()
+    fetch(check_file(spec(), ask_hub=True).assembly, progress)
+    assert progress.items == [("download", "dm/digits (11 files, 3.6 MiB)")]
+
+
+def test_fetched_shows_no_bars_of_the_client_in_a_log(
+    hub: Hub, spec: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where the error stream is no terminal nothing is drawn, and the setting is as before afterwards."""
+    hub.add("dm/digits", DIGITS)
+    assert not sys.stderr.isatty()
+    before = are_progress_bars_disabled()
+    download(spec())
+    assert capfd.readouterr().err == ""
+    assert are_progress_bars_disabled() == before
+
+
+# Interruptions
+
+
+def test_fetched_goes_on_after_an_interruption(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Files that were whole when a download broke off are not downloaded again."""
+    repo = hub.add("dm/digits", DIGITS)
+    repo.broken_files = frozenset({UNET[1]})
+    failure(spec())
+    before = hub.downloaded("dm/digits")
+    assert "tokenizer/vocab.json" in before
+    repo.broken_files = frozenset()
+    hub.requests.clear()
+    assert is_whole(download(spec()).assembly)
+    missing = {*WITHOUT_UNET, *UNET} - set(before)
+    assert set(hub.downloaded("dm/digits")) == {*missing, UNET[1]}
+
+
+def test_fetched_never_keeps_a_part_of_a_file(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Bodies that break off are asked for again, by the client or the next time; what is put together is whole."""
+    hub.add("dm/digits", DIGITS).failure = "truncated-once"
+    for _ in [*WITHOUT_UNET, *UNET]:
+        with contextlib.suppress(BuildError):
+            download(spec())
+    folder = locate_source("dm/digits", folder=spec().parent).folder
+    assert folder is not None
+    for name in [*WITHOUT_UNET, *UNET]:
+        assert (folder / name).read_bytes() == (DIGITS / name).read_bytes()
+
+
+def test_fetched_brings_the_small_files_before_weights(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Weights that are here mean that the rest is here: no tokenizer can be left half downloaded behind them."""
+    hub.add("dm/digits", DIGITS)
+    download(spec())
+    order = [request.split()[-1] for request in hub.requests if request.startswith("GET")]
+    first = next(position for position, name in enumerate(order) if name.endswith(".safetensors"))
+    assert all(name.endswith(".safetensors") for name in order[first:])
+
+
+# Failures
+
+
+def test_fetched_from_a_repository_that_does_not_exist(hub: Hub, tmp_path: Path) -> None:
+    """A slip in a well-known id is met with the id that was meant, at its place in the file."""
+    file = tmp_path / "spec.yaml"
+    file.write_text("version: 1\npipeline:\n  source: black-forest-labs/FLUX.1-devv\n")
+    error = failure(file)
+    assert str(error) == dedent(f"""\
+        error[DM407 download-failed]: {file}:3:11
+          at   pipeline.source
+          what the hub has no model repository 'black-forest-labs/FLUX.1-devv'
+          why  or it is private, and you are not logged in with access to it
+          fix  did you mean 'black-forest-labs/FLUX.1-dev'? For a private one, log in with: hf auth login""")
+    assert isinstance(error.__cause__, errors.RepositoryNotFoundError)
+
+
+def test_fetched_names_every_repository_that_fails(hub: Hub, spec: Callable[..., Path]) -> None:
+    """A private repository reads as one that is not there, as on the hub, and each failure is told."""
+    hub.add("dm/digits", DIGITS).private = True
+    file = spec("components:\n  unet:\n    source: dm/unet\n")
+    assert str(failure(file)) == dedent(f"""\
+        error[DM407 download-failed]: {file}:3:11
+          at   pipeline.source
+          what the hub has no model repository 'dm/digits'
+          why  or it is private, and you are not logged in with access to it
+          fix  check the name. For a private one, log in with: hf auth login
+        error[DM407 download-failed]: {file}:6:13
+          at   components.unet.source
+          what the hub has no model repository 'dm/unet'
+          why  or it is private, and you are not logged in with access to it
+          fix  check the name. For a private one, log in with: hf auth login""")
+
+
+def test_fetched_at_a_revision_that_does_not_exist(hub: Hub, spec: Callable[..., Path]) -> None:
+    """The revision is named, and what one may be."""
+    hub.add("dm/digits", DIGITS)
+    file = spec("  revision: v9\n")
+    assert str(failure(file)) == dedent(f"""\
+        error[DM407 download-failed]: {file}:3:11
+          at   pipeline.source
+          what 'dm/digits' has no revision 'v9' on the hub
+          fix  name one of its branches, tags or full commits""")
+
+
+def test_fetched_from_a_gated_repository(hub: Hub, spec: Callable[..., Path]) -> None:
+    """The page with the licence is named, and how to log in."""
+    hub.add("dm/digits", DIGITS).failure = "gated"
+    file = spec()
+    error = failure(file)
+    assert str(error) == dedent(f"""\
+        error[DM407 download-failed]: {file}:3:11
+          at   pipeline.source
+          what 'dm/digits' may be downloaded only after its licence was accepted
+          why  you are not logged in, or your account has not accepted it
+          fix  accept it at {hub.url}/dm/digits and log in with: hf auth login""")
+    assert isinstance(error.__cause__, errors.GatedRepoError)
+
+
+def test_fetched_while_the_hub_fails(hub: Hub, spec: Callable[..., Path]) -> None:
+    """The answer of the hub is passed on."""
+    hub.add("dm/digits", DIGITS).failure = "error"
+    file = spec()
+    assert masked(failure(file)) == dedent(f"""\
+        error[DM407 download-failed]: {file}:3:11
+          at   pipeline.source
+          what the hub answered with an error when asked for 'dm/digits'
+          why  <the client's words>
+          fix  try again later""")
+
+
+def test_fetched_without_a_connection(hub: Hub, spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lacking is told: everything at first, only the rest when a part is in the cache."""
+    repo = hub.add("dm/digits", DIGITS)
+    repo.broken_files = frozenset({UNET[1]})
+    failure(spec())
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    file = spec()
+    assert masked(failure(file)) == dedent(f"""\
+        error[DM407 download-failed]: {file}:3:11
+          at   pipeline.source
+          what the hub cannot be reached, and 'dm/digits' is not whole in the local hub cache
+          why  lacking are: the weights of unet (<the client's words>
+          fix  check the connection and try again; what is in the cache is kept""")
+
+
+@pytest.mark.parametrize(
+    ("more", "name"), [("", "'dm/digits'"), (f"  revision: {'c' * 40}\n", f"'dm/digits' (revision {'c' * 40})")]
+)
+def test_fetched_offline_of_an_unknown_pipeline(
+    hub: Hub, spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, more: str, name: str
+) -> None:
+    """Offline nothing is asked, and the repository and revision that are missing are named."""
+    hub.add("dm/digits", DIGITS)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    file = spec(more)
+    assert str(failure(file)) == dedent(f"""\
+        error[DM407 download-failed]: {file}:3:11
+          at   pipeline.source
+          what {name} is not whole in the local hub cache, and HF_HUB_OFFLINE forbids downloads
+          why  lacking are: model_index.json
+          fix  unset HF_HUB_OFFLINE, or copy the cache of a machine on which this spec was loaded""")
+    assert hub.requests == []
+
+
+def test_fetched_offline_of_a_well_known_pipeline(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lacking of a pipeline in the catalogue is told by component, and again nothing is asked."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    file = tmp_path / "spec.yaml"
+    file.write_text("version: 1\npipeline:\n  source: stabilityai/stable-diffusion-xl-base-1.0\n")
+    (problem,) = failure(file).problems
+    assert problem.code is Code.DOWNLOAD_FAILED
+    assert problem.why == (
+        "lacking are: model_index.json, vae, text_encoder, text_encoder_2, tokenizer, tokenizer_2, unet, scheduler"
+    )
+    assert hub.requests == []
+
+
+def test_fetched_when_every_body_breaks_off(hub: Hub, spec: Callable[..., Path]) -> None:
+    """After the client's own tries the reason is told, and that nothing whole is lost."""
+    hub.add("dm/digits", DIGITS).failure = "truncated"
+    file = spec()
+    assert masked(failure(file)) == dedent(f"""\
+        error[DM407 download-failed]: {file}:3:11
+          at   pipeline.source
+          what the download of 'dm/digits' broke off
+          why  <the client's words>
+          fix  {BROKEN_OFF}""")
+
+
+def test_fetched_onto_a_disk_without_room(
+    hub: Hub, spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A download that does not fit is refused before it begins, with both sizes."""
+    hub.add("dm/digits", DIGITS)
+    file = spec()
+    assembly = check_file(file, ask_hub=True).assembly
+    hub.requests.clear()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1 << 20))
+    with pytest.raises(BuildError) as caught:
+        fetch(assembly, NoProgress())
+    assert str(caught.value) == dedent(f"""\
+        error[DM407 download-failed]
+          at   pipeline.source
+          what there is no room for 'dm/digits' on the disk of the local hub cache, {tmp_path / "home" / "hub"}
+          why  3.6 MiB are to be downloaded, 1.0 MiB are free
+          fix  free some space (hf cache ls shows what is there), or set HF_HUB_CACHE to a folder on another disk""")
+    assert hub.downloaded("dm/digits") == []
+
+
+def test_fetched_from_a_repository_with_pickles_alone(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Weights that dmconfig does not load are told before anything is downloaded."""
+    repo = hub.add("dm/digits", DIGITS)
+    repo.files["unet/diffusion_pytorch_model.bin"] = repo.files.pop(UNET[1])
+    file = spec()
+    assert str(failure(file)) == dedent(f"""\
+        error[DM404 weights-missing]: {file}:3:11
+          at   pipeline.source
+          what 'dm/digits' has no safetensors weights of 'unet'
+          why  dmconfig does not load pickles (.bin, .ckpt)
+          fix  give the component another source""")
+    assert hub.downloaded("dm/digits") == ["model_index.json"]
+
+
+def test_fetched_with_a_variant_that_no_component_has(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Plain weights are not downloaded in place of a variant that is nowhere."""
+    hub.add("dm/digits", DIGITS)
+    file = spec("  variant: fp8\n")
+    assert str(failure(file)) == dedent(f"""\
+        error[DM404 weights-missing]: {file}:4:12
+          at   pipeline.variant
+          what no component has weights of variant 'fp8'
+          fix  remove the line""")
+    assert hub.downloaded("dm/digits") == ["model_index.json"]
+
+
+def test_fetched_with_a_variant_that_the_named_component_lacks(hub: Hub, spec: Callable[..., Path]) -> None:
+    """A variant asked of one component must be there."""
+    hub.add("dm/digits", DIGITS)
+    file = spec("components:\n  vae:\n    variant: fp16\n")
+    assert str(failure(file)) == dedent(f"""\
+        error[DM404 weights-missing]: {file}:3:11
+          at   pipeline.source
+          what 'dm/digits' has no safetensors weights of variant 'fp16' of 'vae'
+          fix  remove variant from components.vae""")
+
+
+def test_fetched_of_a_repository_that_is_no_pipeline(hub: Hub, spec: Callable[..., Path]) -> None:
+    """A single model under pipeline.source is told as such."""
+    hub.add("dm/digits", None, {"config.json": b"{}", "diffusion_pytorch_model.safetensors": b""})
+    file = spec()
+    assert str(failure(file)) == dedent(f"""\
+        error[DM402 not-a-pipeline]: {file}:3:11
+          at   pipeline.source
+          what 'dm/digits' is not a pipeline: it has no model_index.json
+          fix  name a repository in the diffusers layout; a single model goes under components""")
