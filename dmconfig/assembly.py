@@ -45,7 +45,8 @@ DENOISER_NAMES = ("transformer", "unet", "prior", "decoder", "dit")
 class Component:
     """One component that will be loaded.
 
-    ``folder`` holds its config and weights, or is None for a hub source that is not on this machine yet.
+    ``folder`` holds its config and weights, or is None for a hub source of which that is not on this machine yet.
+    ``subfolder`` is the one asked for; None leaves it to the kind of source.
     ``variant_required`` tells a variant asked for this component from one asked for the whole pipeline, which
     components without such files do without. ``path`` is where the file speaks of it.
     """
@@ -56,6 +57,7 @@ class Component:
     facts: ClassFacts = field(repr=False)
     source: Source
     folder: Path | None
+    subfolder: str | None = None
     variant: str | None
     variant_required: bool
     dtype: str
@@ -211,6 +213,7 @@ def _component(
         facts=facts,
         source=place,
         folder=folder,
+        subfolder=asked.subfolder,
         variant=asked.variant or spec.pipeline.variant,
         variant_required=asked.variant is not None,
         dtype=asked.dtype or spec.pipeline.dtype,
@@ -238,7 +241,9 @@ def _place_of(name: str, asked: ComponentSpec, resolved: Resolved, pipeline: Sou
     if asked.source is None:
         folder = pipeline.folder / (asked.subfolder or name) if pipeline.folder else None
         if folder is not None and not folder.is_dir():
-            fix = "the copy of the pipeline is not whole; fetch it again, or give the component a source"
+            if pipeline.hub_id:
+                return pipeline, None  # to be completed
+            fix = "the copy of the pipeline is not whole; copy it again, or give the component a source"
             raise SpecError([_no_folder(name, folder, resolved, ("pipeline", "source"), fix)])
         return pipeline, folder
     path: ConfigPath = ("components", name, "source")
@@ -260,6 +265,8 @@ def _model_folder(name: str, asked: ComponentSpec, source: Source, resolved: Res
         folder = source.folder
     if any((folder / config).is_file() for config in CONFIG_FILES):
         return folder
+    if source.hub_id:
+        return None  # to be completed
     fix = "name the folder that holds its config.json, with source and subfolder"
     raise SpecError([_no_folder(name, folder, resolved, path, fix)])
 

@@ -43,7 +43,7 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
 
 
 def check_weights(resolved: Resolved, assembly: Assembly) -> None:
-    """Check that every module's weights are where its config is; a hub source that is not here yet is not looked at.
+    """Check that every module's weights are where its config is; those of a hub source are ``fetch``'s to see to.
 
     Planning works without weights; validating and loading do not.
 
@@ -51,7 +51,7 @@ def check_weights(resolved: Resolved, assembly: Assembly) -> None:
     """
     problems: list[Problem] = []
     for component in assembly.modules:
-        if component.folder is None:
+        if component.folder is None or component.source.hub_id:
             continue
         variant = component.variant if component.variant_required else None
         if find_weights(component.folder, library=component.library, variant=variant) is None:

@@ -152,7 +152,7 @@ def run(
         check_output(out)
         overrides = (*_overrides(set_), *_call_overrides(prompt, seed, call))
         with progress.phase("plan"):
-            checked = fetched(check_file(file, overrides), progress)
+            checked = fetched(check_file(file, overrides, ask_hub=True), progress)
             _check_required(checked)
             check_weights(checked.resolved, checked.assembly)
             planned = plan_for(checked, probe_machine())

@@ -8,8 +8,8 @@ ACCELERATOR_KINDS = ("cuda", "mps", "xpu", "npu", "mlu", "hpu", "musa")
 CPU, DISK = "cpu", "disk"
 DEVICE_FORMS = "cpu, or an accelerator by number (0), kind (cuda) or full name (cuda:0, xpu:1, mps)"
 
-_INDEX = re.compile(r"\d+")
-_FULL = re.compile(r"([a-z]+)(?::(\d+))?")
+_INDEX = re.compile(r"\d{1,3}")
+_FULL = re.compile(r"([a-z]+)(?::(\d{1,3}))?")
 
 
 def parse_device(value: object) -> str:
@@ -42,6 +42,18 @@ def parse_device(value: object) -> str:
     if match is None or kind not in ACCELERATOR_KINDS:
         raise ValueError(f"{value!r} is not a device; accepted are {DEVICE_FORMS}")
     return f"{kind}:{int(match.group(2) or 0)}"
+
+
+def nearest_device(text: str) -> str | None:
+    """Return the device that a misspelt name most likely means (``cuda0``, ``GPU``, ``CUDA: 1``), or None."""
+    letters = re.fullmatch(r"([a-z]+)\W*(\d{1,3})?", text.strip().lower())
+    if letters is None:
+        return None
+    kind, index = letters.groups()
+    kind = {"gpu": "cuda", "nvidia": "cuda", "vga": "cuda", "host": CPU, "ram": CPU}.get(kind, kind)
+    if kind == CPU:
+        return CPU
+    return f"{kind}:{int(index or 0)}" if kind in ACCELERATOR_KINDS else None
 
 
 def is_accelerator(device: str) -> bool:

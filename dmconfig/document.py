@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from yaml import events
@@ -26,6 +26,8 @@ MAX_DEPTH = 32
 MAX_NODES = 20_000
 """Values after aliases are expanded: a file of nested aliases is refused after this many, in milliseconds."""
 
+MAX_DIGITS = 64
+
 _Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _YAML_12 = (
@@ -35,6 +37,7 @@ _YAML_12 = (
     (re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
     (re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
 )
+_OCTAL = re.compile(r"0o[0-7]+")
 _KIND_IN_YAML_11 = {
     "bool": "a boolean", "int": "a number", "float": "a number", "timestamp": "a date", "null": "empty",
     "merge": "a merge key", "value": "a default key",
@@ -82,8 +85,8 @@ def parse_document(text: str, *, name: str, folder: Path) -> Document:
         data = builder.document(iter(yaml.parse(text, Loader=_Parser)))
     except yaml.MarkedYAMLError as error:
         raise DocumentError([*builder.problems, _syntax_problem(error, name, text)]) from None
-    except yaml.YAMLError as error:  # a character that YAML forbids has no mark
-        raise DocumentError([Problem(code=Code.SYNTAX, what=_one_line(error), location=Location(name, 1, 1))]) from None
+    except yaml.reader.ReaderError as error:
+        raise DocumentError([_forbidden_character(error, name, text)]) from None
     if builder.problems:
         raise DocumentError(builder.problems)
     return Document(
@@ -163,8 +166,7 @@ class _Builder:
         if isinstance(event, events.AliasEvent):
             return self._alias(event)
         if depth > MAX_DEPTH:
-            self._problem(event, Code.TOO_LARGE, f"nested deeper than {MAX_DEPTH} levels", "flatten it")
-            raise DocumentError(self.problems)
+            self._too_deep(event)
         assert isinstance(event, events.NodeEvent)  # noqa: S101 - the parser yields nothing else here
         items: list[Any] = []
         if isinstance(event, events.SequenceStartEvent):
@@ -189,6 +191,8 @@ class _Builder:
     # nodes -> data
     def _value(self, node: _Node, path: ConfigPath) -> Any:
         self._count(node)
+        if len(path) > MAX_DEPTH:  # also through aliases, which nest without being nested in the text
+            self._too_deep(node.event)
         if path:
             self.values[path] = self._location(node.event)
         event = node.event
@@ -237,11 +241,14 @@ class _Builder:
         text: str = event.value
         if not event.implicit[0]:  # quoted, or a block of text
             return text
+        if len(text) > MAX_DIGITS and text.strip("+-").isdigit():
+            self._problem(event, Code.TOO_LARGE, f"a number of {len(text)} digits", "write a smaller one", path)
+            return 0
         value = parse_scalar(text)
         kind = _other_reading(text, value)
         if kind:
             what = f"{text} is {kind} to some YAML readers and text to others"
-            fix = f"quote it if text is meant ('{text}'), or write {_plain_form(text, kind)}"
+            fix = f"quote it if text is meant ('{text}'){_plain_form(text, kind)}"
             self._problem(event, Code.AMBIGUOUS_SCALAR, what, fix, path)
         return value
 
@@ -251,6 +258,10 @@ class _Builder:
             what = f"more than {MAX_NODES} values once aliases are expanded"
             self._problem(node.event, Code.TOO_LARGE, what, "write a smaller file, or fewer aliases")
             raise DocumentError(self.problems)
+
+    def _too_deep(self, event: events.Event) -> NoReturn:
+        self._problem(event, Code.TOO_LARGE, f"nested deeper than {MAX_DEPTH} levels", "flatten it")
+        raise DocumentError(self.problems)
 
     def _location(self, event: events.Event) -> Location:
         mark = event.start_mark
@@ -266,6 +277,8 @@ def _other_reading(text: str, value: Any) -> str | None:
     """Return what a YAML 1.1 reader makes of a scalar that YAML 1.2 reads as text, or None when they agree."""
     if not isinstance(value, str):
         return None
+    if _OCTAL.fullmatch(text):  # 1.2 writes octal so, 1.1 does not know it
+        return "a number"
     for tag, pattern in yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], ()):
         if pattern.match(text):
             return _KIND_IN_YAML_11[tag.rpartition(":")[2]]
@@ -273,10 +286,14 @@ def _other_reading(text: str, value: Any) -> str | None:
 
 
 def _plain_form(text: str, kind: str) -> str:
+    """How to write the other reading, where one can tell what it would be."""
     if kind == "a boolean":
-        return "true" if text.lower() in ("yes", "on", "y") else "false"
-    digits = text.lstrip("+-").replace("_", "").lstrip("0")
-    return f"{digits} for a number" if digits.isdigit() else "the plain value"
+        return f", or write {'true' if text.lower() in ('yes', 'on', 'y') else 'false'}"
+    sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("+-").replace("_", "")
+    for prefix, base in (("0x", 16), ("0o", 8), ("0b", 2)):
+        if digits.lower().startswith(prefix):
+            return f", or write {sign}{int(digits, base)} for a number"
+    return f", or write {sign}{digits.lstrip('0')} for a number" if digits.lstrip("0").isdigit() else ""
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError, name: str, text: str) -> Problem:
@@ -289,5 +306,9 @@ def _syntax_problem(error: yaml.MarkedYAMLError, name: str, text: str) -> Proble
     return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1))
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _forbidden_character(error: yaml.reader.ReaderError, name: str, text: str) -> Problem:
+    before = text[: error.position]
+    line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+    code = error.character if isinstance(error.character, int) else ord(error.character)
+    what = f"the character U+{code:04X} is not allowed in YAML"
+    return Problem(code=Code.SYNTAX, what=what, fix="remove it", location=Location(name, line, column))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dmconfig.assembly import Assembly
 from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
+from dmconfig.fetch import fetch, fetch_indexes, is_whole
 from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.measure import measure, variant_notes
 from dmconfig.plan import Plan, make_plan
@@ -30,13 +31,18 @@ class Checked:
     assembly: Assembly
 
 
-def check_file(file: str | Path, overrides: Iterable[Override] = ()) -> Checked:
+def check_file(file: str | Path, overrides: Iterable[Override] = (), *, ask_hub: bool = False) -> Checked:
     """Return the spec in file with overrides applied, after every rule that needs no machine and no weights.
 
+    ``ask_hub`` lets the hub be asked what a pipeline is made of that nothing is known of here.
+
     Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any.
+        BuildError: the hub was to be asked, and a download failed.
     """
     resolved = resolve(read_document(file), overrides)
     spec = validate_spec(resolved)
+    if ask_hub:
+        fetch_indexes(resolved, spec)
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
 
 
@@ -79,7 +85,7 @@ def load_from_yaml(
     """
     progress = progress or NoProgress()
     with progress.phase("plan"):
-        checked = fetched(check_file(file, overrides_from_mapping(overrides or {})), progress)
+        checked = fetched(check_file(file, overrides_from_mapping(overrides or {}), ask_hub=True), progress)
         check_weights(checked.resolved, checked.assembly)
         plan = plan_for(checked, probe_machine())
     return load_plan(checked, plan, progress)
@@ -109,10 +115,16 @@ def fetched(checked: Checked, progress: Progress) -> Checked:
 
     Raises: BuildError: a download failed.
     """
-    if all(component.folder is not None for component in checked.assembly.components):
+    if is_whole(checked.assembly):
         return checked
-    from dmconfig.fetch import fetch
+    checked = _completed(checked, progress)
+    if any(component.folder is None for component in checked.assembly.components):
+        # the index, now that it is here, names components that the catalogue did not
+        checked = _completed(checked, progress)
+    return checked
 
-    fetch(checked.assembly, progress)
+
+def _completed(checked: Checked, progress: Progress) -> Checked:
+    fetch(checked.assembly, progress, checked.resolved)
     assembly = check(checked.resolved, checked.spec)
     return Checked(resolved=checked.resolved, spec=checked.spec, assembly=assembly)

@@ -91,13 +91,13 @@ def resolve(document: Document, overrides: Iterable[Override] = ()) -> Resolved:
 def override_from_text(assignment: str, flag: str = "--set") -> Override:
     """Return the override in ``key.path=value``; the value is YAML, and relative paths start in the current folder.
 
-    Raises: ResolveError: no ``=``, an empty key, or a value that is not YAML.
+    Raises: ResolveError: no ``=``, an empty part of the key, or a value that is not YAML.
     """
     key, separator, text = assignment.partition("=")
     origin = f"{flag} {assignment}"
-    if not separator or not key.strip():
+    if not separator or not all(part.strip() for part in key.split(".")):
         fix = f"write {flag} device_map.unet=cuda:0"
-        raise ResolveError([_bad(f"{assignment!r} is not of the form key=value", origin, fix)])
+        raise ResolveError([_bad(f"{assignment!r} is not of the form key.path=value", origin, fix)])
     try:
         value = parse_document(text, name=origin, folder=Path.cwd()).data
     except DocumentError as error:
@@ -151,7 +151,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return _path_text(os.fspath(value))
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        plain = {str(name): _plain(item) for name, item in value.items()}
+        if len(plain) < len(value):
+            raise TypeError(f"two of the keys {', '.join(map(repr, value))} are the same in a spec")
+        return plain
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         return [_plain(item) for item in value]
     raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be written in a spec")
@@ -182,8 +185,10 @@ def _with_value(data: Any, claim: Override, rest: ConfigPath) -> Any:
     if not isinstance(data, dict):
         above = claim.path[: len(claim.path) - len(rest)]
         what = f"{render_path(above)} is {data!r}, not a mapping, so {render_path(claim.path)} cannot be set in it"
-        whole = ", ".join(f"{key}: {claim.value}" for key in rest)
-        fix = f"set the whole of it: {render_path(above)}={{{whole}, ...}}"
+        whole = str(claim.value)
+        for key in reversed(rest):
+            whole = f"{{{key}: {whole}}}"
+        fix = f"set the whole of it: {render_path(above)}={whole.removesuffix('}')}, ...}}"
         raise ResolveError([_bad(what, claim.origin, fix, claim.path)])
     key = str(rest[0])
     return {**data, key: _with_value(data.get(key), claim, rest[1:])}

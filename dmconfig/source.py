@@ -66,7 +66,7 @@ def locate_source(text: str, *, folder: Path, revision: str | None = None) -> So
         why = "a hub id and a folder may have the same name; which is meant must not depend on the machine"
         what = f"{text!r} reads as a hub id, and a folder of that name exists"
         raise _error(Code.SOURCE_NOT_FOUND, what, why=why, fix=f"write ./{text} if the folder is meant")
-    return Source(text=text, folder=_snapshot(text, revision), hub_id=text, revision=revision)
+    return Source(text=text, folder=find_snapshot(text, revision), hub_id=text, revision=revision)
 
 
 def read_index(source: Source) -> PipelineIndex:
@@ -74,7 +74,7 @@ def read_index(source: Source) -> PipelineIndex:
 
     Raises: SourceError: no pipeline is there, its index is damaged, or it is on the hub and not known here.
     """
-    if source.folder is not None:
+    if source.folder is not None and (source.hub_id is None or (source.folder / INDEX_FILE).is_file()):
         return _index_in(source.folder)
     known = find_pipeline(source.text)
     if known is None:
@@ -157,17 +157,21 @@ def _index_in(folder: Path) -> PipelineIndex:
     return PipelineIndex(class_name=class_name, entries=entries, config=config)
 
 
-def _snapshot(hub_id: str, revision: str | None) -> Path | None:
-    """The snapshot of a repository in the local hub cache, whose layout huggingface_hub documents."""
-    repository = _hub_cache() / f"models--{hub_id.replace('/', '--')}"
+def find_snapshot(hub_id: str, revision: str | None) -> Path | None:
+    """Return the snapshot of a repository in the local hub cache, whole or not, or None.
+
+    Source: the layout of the cache, as huggingface_hub documents it.
+    """
+    repository = hub_cache() / f"models--{hub_id.replace('/', '--')}"
     revision = revision or "main"
     reference = repository / "refs" / revision
     commit = revision if _COMMIT.fullmatch(revision) else reference.read_text().strip() if reference.is_file() else ""
     snapshot = repository / "snapshots" / commit
-    return snapshot if commit and (snapshot / INDEX_FILE).is_file() else None
+    return snapshot if commit and snapshot.is_dir() else None
 
 
-def _hub_cache() -> Path:
+def hub_cache() -> Path:
+    """Return the folder of the local hub cache, which need not exist."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
     cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or str(Path(home) / "hub")
     return Path(cache).expanduser()

@@ -61,6 +61,8 @@ def parse_size(value: object) -> int:
     number, unit = match.groups()
     if unit not in _BYTES_PER_UNIT:
         raise ValueError(_unit_message(number, unit))
+    if not unit and "." in number:
+        raise ValueError(f"{value!r} is no whole number of bytes; its unit is missing: {number}GiB")
     return int(Decimal(number) * _BYTES_PER_UNIT[unit])
 
 
@@ -78,7 +80,7 @@ def parse_budget(value: object) -> Budget:
             return Budget("percent", percent)
         if text == "free":
             return Budget("free_minus", Decimal(0))
-        if text.startswith("free-"):
+        if text.startswith("free-") and _SIZE.fullmatch(text.removeprefix("free-")):
             return Budget("free_minus", Decimal(parse_size(text.removeprefix("free-"))))
         if _SIZE.fullmatch(text) is None:
             raise ValueError(f"{value!r} is not a budget; expected {BUDGET_FORMS}")

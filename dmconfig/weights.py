@@ -93,8 +93,8 @@ def find_weights(folder: Path, *, library: str, variant: str | None) -> WeightFi
     Source: diffusers ModelMixin.from_pretrained, utils/hub_utils.py (_add_variant, _get_checkpoint_shard_files);
         transformers modeling_utils.py (_add_variant, _get_resolved_checkpoint_files).
     """
-    for name in _candidates(library):
-        file = folder / _with_variant(name, variant)
+    for name in weight_names(library, variant):
+        file = folder / name
         if not file.is_file():
             continue
         if file.suffix == ".json":
@@ -251,12 +251,13 @@ def _check_coverage(placed: Iterable[tuple[int, int, TensorInfo]]) -> None:
 # Files, shards and indexes
 
 
-def _candidates(library: str) -> tuple[str, ...]:
+def weight_names(library: str, variant: str | None) -> tuple[str, ...]:
+    """Return the names under which the loaders of library look for weights or their index, the preferred one first."""
     # diffusers looks for an index first, transformers for the single file
     diffusers = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
     transformers = ("model.safetensors", "model.safetensors.index.json")
     by_library = {"diffusers": diffusers, "transformers": transformers}
-    return by_library.get(library, diffusers + transformers)
+    return tuple(_with_variant(name, variant) for name in by_library.get(library, diffusers + transformers))
 
 
 def _with_variant(name: str, variant: str | None) -> str:
