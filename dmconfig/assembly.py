@@ -21,6 +21,7 @@ from dmconfig.facts import (
     is_module_class,
     is_scheduler_class,
     known_pipelines,
+    known_schedulers,
     pipeline_facts,
 )
 from dmconfig.paths import ConfigPath
@@ -31,6 +32,7 @@ from dmconfig.source import (
     Entry,
     PipelineIndex,
     Source,
+    is_local,
     locate_source,
     model_class_in,
     read_index,
@@ -101,63 +103,68 @@ class Assembly:
         return next((name for name in DENOISER_NAMES if name in names), names[-1] if names else "")
 
 
-def assemble(resolved: Resolved, spec: Spec) -> Assembly:
-    """Return what the pipeline of spec is made of.
+def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, ...]]:
+    """Return what the pipeline of spec is made of, and what is wrong with its components.
 
-    Raises: SpecError: the source, the pipeline class, or any component is missing, unknown or unfit; all at once.
+    A component that is missing, unknown or cannot be located is among the problems and not in the assembly, so that
+    other rules can be held against the rest.
+
+    Raises: SpecError: the source or the pipeline class is missing or unknown.
     """
     source, index = _pipeline_source(resolved, spec)
     facts = _pipeline_class(resolved, spec, index)
+    assembler = _Assembler(resolved, spec, source, index, facts)
     problems = [*_unknown_components(resolved, spec, facts)]
     components: list[Component] = []
     absent: list[str] = []
     for slot in facts.slots:
         try:
-            component = _component(slot, resolved, spec, source, index)
+            component = assembler.component(slot)
         except DMConfigError as error:
             problems.extend(error.problems)
             continue
         if component is None:
             absent.append(slot.name)
         else:
-            problems.extend(_unfit(slot, component, resolved, facts))
+            problems.extend(assembler.unfit(slot, component))
             components.append(component)
-    if problems:
-        raise SpecError(problems)
-    config = {name: value for name, value in index.config.items() if name in facts.config_parameters}
-    return Assembly(
+    assembly = Assembly(
         class_name=facts.class_name,
         source=source,
         facts=facts,
         components=tuple(components),
         absent=tuple(absent),
-        config=config,
+        config={name: value for name, value in index.config.items() if name in facts.config_parameters},
     )
+    return assembly, tuple(problems)
 
 
-def unknown_component(resolved: Resolved, path: ConfigPath, name: str, facts: PipelineFacts) -> Problem:
-    """Return the problem of a component name that the pipeline class does not have, found at path."""
+def unknown_component(resolved: Resolved, path: ConfigPath, facts: PipelineFacts, *more: str) -> Problem:
+    """Return the problem of a component name that the pipeline class does not have; ``more`` are other known words."""
+    name = str(path[-1])
     names = [slot.name for slot in facts.slots]
-    meant = nearest(name, names)
+    meant = nearest(name, [*names, *more])
     what = f"{name!r} is not a component of {facts.class_name}"
-    fix = (
-        f"did you mean {meant!r}?"
-        if meant
-        else "remove it, or name the pipeline class that has it under pipeline.class"
-    )
-    return resolved.problem(
-        Code.UNKNOWN_COMPONENT, path, what, why=f"its components are: {', '.join(names)}", fix=fix, key=True
-    )
+    why = f"its components are: {', '.join(names)}"
+    fix = f"did you mean {meant!r}?" if meant else "remove it, or name the class that has it under pipeline.class"
+    return resolved.problem(Code.UNKNOWN_COMPONENT, path, what, why=why, fix=fix, key=True)
 
 
 def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, PipelineIndex]:
     path: ConfigPath = ("pipeline", "source")
+    if spec.pipeline.revision is not None and is_local(spec.pipeline.source):
+        raise SpecError([_needless_revision(resolved, ("pipeline", "revision"), spec.pipeline.source)])
     try:
         folder = resolved.folder_of(path)
         source = locate_source(spec.pipeline.source, folder=folder, revision=spec.pipeline.revision)
         return source, read_index(source)
     except DMConfigError as error:
         raise _placed(error, resolved, path) from None
+
+
+def _needless_revision(resolved: Resolved, path: ConfigPath, source: str) -> Problem:
+    what, fix = f"a revision is given, and {source} is a local folder", "remove the line, or name a hub id"
+    return resolved.problem(Code.CONTRADICTION, path, what, fix=fix, key=True)
 
 
 def _pipeline_class(resolved: Resolved, spec: Spec, index: PipelineIndex) -> PipelineFacts:
@@ -170,7 +177,8 @@ def _pipeline_class(resolved: Resolved, spec: Spec, index: PipelineIndex) -> Pip
     meant = nearest(name, known_pipelines(), cutoff=0.7)
     what = f"the installed diffusers has no pipeline class {name!r}"
     why = "" if asked else f"{INDEX_FILE} of the source names it"
-    fix = f"did you mean {meant!r}?" if meant else "upgrade diffusers, or name another class under pipeline.class"
+    otherwise = "name a pipeline's class, or remove the line" if asked else "upgrade diffusers, or name another class"
+    fix = f"did you mean {meant!r}?" if meant else otherwise
     raise SpecError([resolved.problem(Code.UNKNOWN_CLASS, path, what, why=why, fix=fix)])
 
 
@@ -178,137 +186,186 @@ def _unknown_components(resolved: Resolved, spec: Spec, facts: PipelineFacts) ->
     known = {slot.name for slot in facts.slots}
     for name in spec.components:
         if name not in known:
-            yield unknown_component(resolved, ("components", name), name, facts)
+            yield unknown_component(resolved, ("components", name), facts)
 
 
-def _component(
-    slot: ComponentSlot, resolved: Resolved, spec: Spec, source: Source, index: PipelineIndex
-) -> Component | None:
-    """Return the component for slot, or None where an optional one is left out.
+@dataclass(frozen=True, slots=True)
+class _Assembler:
+    """Makes the components of one pipeline, each from what the file asks and what the source lists."""
 
-    Raises: DMConfigError: it is required and missing, its source is not there, or its class is unknown.
-    """
-    named = slot.name in spec.components
-    asked = spec.components.get(slot.name)
-    listed = index.entries.get(slot.name)
-    if asked is None and (named or listed is None):
-        if not slot.optional:
-            raise SpecError([_missing(slot, resolved, left_out=named)])
-        return None
-    asked = asked or _AS_THE_PIPELINE
-    path: ConfigPath = ("components", slot.name) if named else ("pipeline", "source")
-    place, folder = _place_of(slot.name, asked, resolved, source)
-    entry = _entry(asked, listed, folder)
-    if entry is None:
-        what = f"which class {slot.name!r} is cannot be told from its source"
-        fix = f"add components.{slot.name}.class"
-        raise SpecError([resolved.problem(Code.MISSING_KEY, path, what, fix=fix)])
-    facts = class_facts(entry.library, entry.class_name)
-    if facts is None:
-        raise SpecError([_unknown_class(slot, entry, resolved, path)])
-    return Component(
-        name=slot.name,
-        library=entry.library,
-        class_name=entry.class_name,
-        facts=facts,
-        source=place,
-        folder=folder,
-        subfolder=asked.subfolder,
-        variant=asked.variant or spec.pipeline.variant,
-        variant_required=asked.variant is not None,
-        dtype=asked.dtype or spec.pipeline.dtype,
-        config=asked.config,
-        path=path,
-    )
+    resolved: Resolved
+    spec: Spec
+    source: Source
+    index: PipelineIndex
+    facts: PipelineFacts
 
+    def component(self, slot: ComponentSlot) -> Component | None:
+        """Return the component for slot, or None where an optional one is left out.
 
-_AS_THE_PIPELINE = ComponentSpec()
+        Raises: DMConfigError: it is required and missing, its source is not there, or its class is unknown.
+        """
+        name = slot.name
+        listed = self.index.entries.get(name)
+        asked = self.spec.components.get(name)
+        left_out = name in self.spec.components and asked is None
+        if left_out or (asked is None and listed is None):
+            if not slot.optional:
+                raise SpecError([self._missing(name, left_out=left_out)])
+            return None
+        asked = asked or ComponentSpec()
+        if listed is None and asked.source is None and not asked.subfolder:
+            raise SpecError([self._nothing_listed(name)])
+        source, folder = self._place(name, asked)
+        entry = self._entry(name, asked, listed, folder)
+        facts = class_facts(entry.library, entry.class_name)
+        if facts is None:
+            raise SpecError([self._unknown_class(slot, entry)])
+        return Component(
+            name=name,
+            library=entry.library,
+            class_name=entry.class_name,
+            facts=facts,
+            source=source,
+            folder=folder,
+            subfolder=asked.subfolder,
+            variant=asked.variant or self.spec.pipeline.variant,
+            variant_required=asked.variant is not None,
+            dtype=asked.dtype or self.spec.pipeline.dtype,
+            config=asked.config,
+            path=self._path(name),
+        )
 
+    def unfit(self, slot: ComponentSlot, component: Component) -> Iterator[Problem]:
+        """Yield what the file asks of a component that its class cannot be or do."""
+        name, facts = component.name, component.facts
+        if not fits(slot, facts):
+            what = f"{component.class_name} cannot be the {name!r} of {self.facts.class_name}"
+            types = "any scheduler" if "scheduler" in name else ", ".join(slot.types)
+            fix = f"give components.{name} another class or source"
+            yield self._problem(Code.CLASS_MISMATCH, name, what, "class", "source", why=f"it takes: {types}", fix=fix)
+        elif self._holds_another_class(component):
+            held = model_class_in(component.folder) if component.folder else ""
+            what = f"the source of {name!r} holds {held}, and {component.class_name} is asked for"
+            fix = f"give components.{name} the source of one, or remove class"
+            yield self._problem(Code.SOURCE_CLASS_DIFFERS, name, what, "class", fix=fix)
+        yield from self._config_names(component)
+        for key in ("dtype", "variant"):
+            if not component.is_module and key in self._written(name):
+                what = f"{name!r} has no weights, so {key} means nothing for it"
+                yield self._problem(Code.NOT_A_MODULE, name, what, key, fix="remove the line", key=True)
 
-def _missing(slot: ComponentSlot, resolved: Resolved, *, left_out: bool) -> Problem:
-    if left_out:
-        path: ConfigPath = ("components", slot.name)
-        what, fix = f"{slot.name!r} is null, and the pipeline cannot do without it", "remove the line"
-    else:
-        path = ("pipeline", "source")
-        what = f"the source has no {slot.name!r}, which the pipeline class requires"
-        fix = f"add components.{slot.name} with a source and a class"
-    return resolved.problem(Code.MISSING_COMPONENT, path, what, fix=fix)
+    def _config_names(self, component: Component) -> Iterator[Problem]:
+        """Only a scheduler takes config values, and only those its class knows; upstream drops others in silence."""
+        path = (*component.path, "config")
+        if component.config and not is_scheduler_class(component.facts):
+            what = f"config values for {component.name!r} are not supported yet; only a scheduler takes them"
+            yield self.resolved.problem(Code.NOT_SUPPORTED_YET, path, what, fix="remove them", key=True)
+            return
+        known = component.facts.init_parameters
+        for key in component.config or ():
+            if key not in known:
+                meant = nearest(key, known)
+                what = f"{component.class_name} has no config value {key!r}"
+                fix = f"did you mean {meant!r}?" if meant else f"it has: {', '.join(known)}"
+                yield self.resolved.problem(Code.UNKNOWN_KEY, (*path, key), what, fix=fix, key=True)
 
+    def _holds_another_class(self, component: Component) -> bool:
+        """Tell whether a diffusers model of one class is to be loaded from a folder of another.
 
-def _place_of(name: str, asked: ComponentSpec, resolved: Resolved, pipeline: Source) -> tuple[Source, Path | None]:
-    """Return where a component comes from, and the folder with its config (None when only the hub has it)."""
-    if asked.source is None:
-        folder = pipeline.folder / (asked.subfolder or name) if pipeline.folder else None
-        if folder is not None and not folder.is_dir():
-            if pipeline.hub_id:
-                return pipeline, None  # to be completed
-            fix = "the copy of the pipeline is not whole; copy it again, or give the component a source"
-            raise SpecError([_no_folder(name, folder, resolved, ("pipeline", "source"), fix)])
-        return pipeline, folder
-    path: ConfigPath = ("components", name, "source")
-    try:
-        source = locate_source(asked.source, folder=resolved.folder_of(path), revision=asked.revision)
-    except DMConfigError as error:
-        raise _placed(error, resolved, path) from None
-    return source, _model_folder(name, asked, source, resolved, path)
+        Schedulers are made for it, and a transformers config names the class that was trained, of which others
+        share the weights (T5ForConditionalGeneration for T5EncoderModel).
+        """
+        if component.library != "diffusers" or not component.is_module or component.folder is None:
+            return False
+        held = model_class_in(component.folder)
+        facts = class_facts("diffusers", held) if held else None
+        return (
+            facts is not None and held not in component.facts.ancestors and component.class_name not in facts.ancestors
+        )
 
+    def _place(self, name: str, asked: ComponentSpec) -> tuple[Source, Path | None]:
+        """Return where a component comes from, and the folder with its config (None when only the hub has it)."""
+        if asked.source is None:
+            source, here = self.source, self.source.folder
+        else:
+            source = self._own_source(name, asked.source, asked.revision)
+            here = source.folder
+        if here is None:
+            return source, None
+        in_pipeline = asked.source is None or (here / INDEX_FILE).is_file()
+        folder = here / (asked.subfolder or (name if in_pipeline else ""))
+        if any((folder / config).is_file() for config in CONFIG_FILES):
+            return source, folder
+        if source.hub_id:
+            return source, None  # fetch completes it
+        if asked.source is None and folder.is_dir():
+            return source, folder  # a tokenizer without a config of its own
+        raise SpecError([self._not_in(here, folder, name)])
 
-def _model_folder(name: str, asked: ComponentSpec, source: Source, resolved: Resolved, path: ConfigPath) -> Path | None:
-    if source.folder is None:
-        return None
-    if asked.subfolder:
-        folder = source.folder / asked.subfolder
-    elif (source.folder / INDEX_FILE).is_file():
-        folder = source.folder / name
-    else:
-        folder = source.folder
-    if any((folder / config).is_file() for config in CONFIG_FILES):
-        return folder
-    if source.hub_id:
-        return None  # to be completed
-    fix = "name the folder that holds its config.json, with source and subfolder"
-    raise SpecError([_no_folder(name, folder, resolved, path, fix)])
+    def _own_source(self, name: str, text: str, revision: str | None) -> Source:
+        path: ConfigPath = ("components", name, "source")
+        if revision is not None and is_local(text):
+            raise SpecError([_needless_revision(self.resolved, ("components", name, "revision"), text)])
+        try:
+            return locate_source(text, folder=self.resolved.folder_of(path), revision=revision)
+        except DMConfigError as error:
+            raise _placed(error, self.resolved, path) from None
 
+    def _entry(self, name: str, asked: ComponentSpec, listed: Entry | None, folder: Path | None) -> Entry:
+        """Return library and class: as asked, else as the component's own config says, else as the pipeline says."""
+        elsewhere = asked.source is not None or asked.subfolder is not None
+        class_name = asked.class_name or (model_class_in(folder) if elsewhere and folder else None)
+        if listed is not None and class_name in (None, listed.class_name):
+            return listed
+        if class_name is None:
+            what, fix = f"which class {name!r} is cannot be told from its source", f"add components.{name}.class"
+            raise SpecError([self._problem(Code.MISSING_KEY, name, what, "source", fix=fix)])
+        library = next((name for name in ("diffusers", "transformers") if class_facts(name, class_name)), "diffusers")
+        return Entry(library=library, class_name=class_name)
 
-def _no_folder(name: str, folder: Path, resolved: Resolved, path: ConfigPath, fix: str) -> Problem:
-    what = f"{folder} does not hold {name!r}"
-    return resolved.problem(Code.SOURCE_NOT_FOUND, path, what, fix=fix)
+    # places and problems
+    def _written(self, name: str) -> Mapping[str, Any]:
+        """The keys that the file, or an override, writes for a component."""
+        return (self.resolved.data.get("components") or {}).get(name) or {}
 
+    def _path(self, name: str) -> ConfigPath:
+        return ("components", name) if name in self.spec.components else ("pipeline", "source")
 
-def _entry(asked: ComponentSpec, listed: Entry | None, folder: Path | None) -> Entry | None:
-    """Return library and class: as asked, else as the component's own config says, else as the pipeline says."""
-    class_name = asked.class_name or (model_class_in(folder) if asked.source and folder else None)
-    if class_name is None or (listed is not None and listed.class_name == class_name):
-        return listed
-    library = next((name for name in ("diffusers", "transformers") if class_facts(name, class_name)), "diffusers")
-    return Entry(library=library, class_name=class_name)
+    def _problem(
+        self, code: Code, name: str, what: str, *keys: str, why: str = "", fix: str = "", key: bool = False
+    ) -> Problem:
+        """A problem at the first of keys that is written for the component, or where the component comes from."""
+        written = next((word for word in keys if word in self._written(name)), None)
+        path = (*self._path(name), written) if written else self._path(name)
+        return self.resolved.problem(code, path, what, why=why, fix=fix, key=key)
 
+    def _missing(self, name: str, *, left_out: bool) -> Problem:
+        if left_out:
+            what, fix = f"{name!r} is null, and the pipeline cannot do without it", "remove the line"
+            return self._problem(Code.MISSING_COMPONENT, name, what, fix=fix)
+        path: ConfigPath = ("pipeline", "class") if self.spec.pipeline.class_name else ("pipeline", "source")
+        what = f"the source has no {name!r}, which {self.facts.class_name} requires"
+        fix = f"add components.{name} with a source"
+        return self.resolved.problem(Code.MISSING_COMPONENT, path, what, fix=fix)
 
-def _unknown_class(slot: ComponentSlot, entry: Entry, resolved: Resolved, path: ConfigPath) -> Problem:
-    path = (*path, "class") if path[0] == "components" else path
-    meant = nearest(entry.class_name, slot.types)
-    what = f"neither diffusers nor transformers, as installed, has a class {entry.class_name!r} for {slot.name!r}"
-    fix = f"did you mean {meant!r}?" if meant else f"upgrade the library, or give {slot.name!r} another class"
-    return resolved.problem(Code.UNKNOWN_CLASS, path, what, fix=fix)
+    def _nothing_listed(self, name: str) -> Problem:
+        what = f"the pipeline's source leaves {name!r} out, so it needs a source of its own"
+        return self._problem(Code.SOURCE_NOT_FOUND, name, what, fix=f"add source to components.{name}, or remove it")
 
+    def _not_in(self, here: Path, folder: Path, name: str) -> Problem:
+        what = f"{folder} is not there" if not folder.is_dir() else f"{folder} has no config of {name!r}"
+        meant = nearest(folder.name, [entry.name for entry in here.iterdir() if entry.is_dir()])
+        fix = f"did you mean {meant!r}?" if meant and meant != folder.name else "check source and subfolder"
+        if not self._written(name).keys() & {"source", "subfolder"}:
+            fix = f"the copy of the pipeline is not whole: copy it again, or give components.{name} a source"
+        return self._problem(Code.SOURCE_NOT_FOUND, name, what, "subfolder", "source", fix=fix)
 
-def _unfit(slot: ComponentSlot, component: Component, resolved: Resolved, facts: PipelineFacts) -> Iterator[Problem]:
-    """What the file asks of a component that its class cannot be or do."""
-    in_components = component.path[0] == "components"
-    if not fits(slot, component.facts):
-        path = (*component.path, "class") if in_components else component.path
-        what = f"{component.class_name} cannot be the {slot.name!r} of {facts.class_name}"
-        fix = f"give components.{slot.name} one of these classes"
-        yield resolved.problem(Code.CLASS_MISMATCH, path, what, why=f"it takes: {', '.join(slot.types)}", fix=fix)
-    if component.config and not is_scheduler_class(component.facts):
-        what = f"config values for {slot.name!r} are not supported yet; only a scheduler takes them"
-        yield resolved.problem(Code.NOT_SUPPORTED_YET, (*component.path, "config"), what, key=True)
-    written = resolved.data["components"][slot.name] if in_components else {}
-    for key in ("dtype", "variant"):
-        if key in written and not component.is_module:
-            what = f"{slot.name!r} has no weights, so {key} means nothing for it"
-            yield resolved.problem(Code.NOT_A_MODULE, (*component.path, key), what, fix="remove the line", key=True)
+    def _unknown_class(self, slot: ComponentSlot, entry: Entry) -> Problem:
+        known = known_schedulers() if "scheduler" in slot.name else slot.types
+        meant = nearest(entry.class_name, known)
+        what = f"neither diffusers nor transformers, as installed, has a class {entry.class_name!r} for {slot.name!r}"
+        fix = f"did you mean {meant!r}?" if meant else f"upgrade the library, or give {slot.name!r} another class"
+        return self._problem(Code.UNKNOWN_CLASS, slot.name, what, "class", fix=fix)
 
 
 def _placed(error: DMConfigError, resolved: Resolved, path: ConfigPath) -> SpecError:

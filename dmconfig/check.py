@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dmconfig.assembly import Assembly, assemble, unknown_component
+from dmconfig.assembly import Assembly, Component, assemble, unknown_component
 from dmconfig.devices import CPU, DISK
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
+from dmconfig.facts import CallParameter, PipelineFacts
+from dmconfig.hints import call_hint
+from dmconfig.measure import component_weights
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.spec import STRATEGIES, PlacementSpec, Spec
-from dmconfig.weights import find_weights
+from dmconfig.spec import DEFAULT, STRATEGIES, SUPPORTED_STRATEGIES, PlacementSpec, Spec
+from dmconfig.weights import find_weights, variants_in
 
-DEFAULT = "default"
-SUPPORTED_STRATEGIES = frozenset({"balanced"})
 SEED = "seed"
 """The one key under ``call`` that is ours: it becomes the generator."""
 
@@ -32,9 +33,10 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
     """
     problems = [*not_supported_yet(resolved, spec), *needless_revisions(resolved, spec)]
     try:
-        assembly = assemble(resolved, spec)
-    except DMConfigError as error:
+        assembly, unfit = assemble(resolved, spec)
+    except DMConfigError as error:  # without a pipeline there is nothing to hold the other rules against
         raise SpecError([*problems, *error.problems]) from None
+    problems.extend(unfit)
     for rule in (device_map_names, unplaced_components, idle_low_memory, call_arguments):
         problems.extend(rule(resolved, spec, assembly))
     if problems:
@@ -49,19 +51,25 @@ def check_weights(resolved: Resolved, assembly: Assembly) -> None:
 
     Raises: SourceError: every component without safetensors weights, or without the variant asked for it.
     """
-    problems: list[Problem] = []
-    for component in assembly.modules:
-        if component.folder is None or component.source.hub_id:
-            continue
-        variant = component.variant if component.variant_required else None
-        if find_weights(component.folder, library=component.library, variant=variant) is None:
-            named = f"variant {variant!r} of the " if variant else ""
-            what = f"{component.folder} has no safetensors files with {named}weights of {component.name!r}"
-            fix = "fetch the folder again, or save the pipeline with save_pretrained (safetensors)"
-            problems.append(resolved.problem(Code.WEIGHTS_MISSING, component.path, what, fix=fix))
+    local = [component for component in assembly.modules if component.folder and not component.source.hub_id]
+    problems = [problem for component in local for problem in _missing_weights(resolved, component)]
     problems.extend(_variant_nowhere(resolved, assembly))
     if problems:
         raise SourceError(problems)
+
+
+def _missing_weights(resolved: Resolved, component: Component) -> Iterator[Problem]:
+    folder, library = component.folder, component.library
+    assert folder is not None  # noqa: S101 - the caller has looked
+    if component.variant_required and find_weights(folder, library=library, variant=component.variant) is None:
+        there = variants_in(folder)
+        what = f"{component.name!r} has no weights of variant {component.variant!r} in {folder}"
+        fix = f"remove the line, or name one that is there: {', '.join(there)}" if there else "remove the line"
+        yield resolved.problem(Code.WEIGHTS_MISSING, (*component.path, "variant"), what, fix=fix)
+    elif component_weights(component) is None:
+        what = f"{folder} has no safetensors weights of {component.name!r}"
+        fix = "copy the folder again, or save the pipeline with save_pretrained, which writes safetensors"
+        yield resolved.problem(Code.WEIGHTS_MISSING, component.path, what, fix=fix)
 
 
 def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
@@ -108,30 +116,42 @@ def device_map_names(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iter
     if not isinstance(spec.device_map, dict):
         return
     slots = {slot.name for slot in assembly.facts.slots}
-    modules = {component.name for component in assembly.modules}
     for name, entry in spec.device_map.items():
-        path: ConfigPath = ("device_map", name)
+        path = ("device_map", name)
         if name == DEFAULT:
             if isinstance(entry, PlacementSpec):
                 what, fix = "default takes a strategy or one device", "write 'default: cuda:0' and a low_memory word"
                 yield resolved.problem(Code.BAD_VALUE, path, what, fix=fix)
+        elif name == "":
+            what, fix = "an empty name stands for no component", f"write device_map: {entry} for all of them"
+            yield resolved.problem(Code.UNKNOWN_COMPONENT, path, what, fix=fix, key=True)
         elif "." in name:
             continue  # refused by name elsewhere
         elif name not in slots:
-            yield unknown_component(resolved, path, name, assembly.facts)
-        elif name in assembly.absent:
-            what, fix = f"{name!r} is left out of this pipeline, so it has no place", "remove the line"
-            yield resolved.problem(Code.NOT_A_MODULE, path, what, fix=fix, key=True)
-        elif name not in modules:
-            what, fix = f"{name!r} has no weights, so it has no place", "remove the line"
-            yield resolved.problem(Code.NOT_A_MODULE, path, what, fix=fix, key=True)
-        elif isinstance(entry, str) and entry in STRATEGIES:
-            what = f"{entry!r} places whole pipelines, not one component"
-            yield resolved.problem(Code.BAD_VALUE, path, what, fix=f"write 'default: {entry}' or a device")
-        elif isinstance(entry, PlacementSpec) and entry.execution == CPU and entry.offload != "none":
-            what = f"{name!r} runs on the cpu, so its weights need not be brought anywhere"
-            fix = "remove offload, or name an accelerator under execution"
-            yield resolved.problem(Code.CONTRADICTION, (*path, "offload"), what, fix=fix)
+            yield unknown_component(resolved, path, assembly.facts, DEFAULT)
+        else:
+            yield from _unfit_place(resolved, path, entry, assembly)
+
+
+def _unfit_place(
+    resolved: Resolved, path: tuple[str, str], entry: str | PlacementSpec, assembly: Assembly
+) -> Iterator[Problem]:
+    """What is wrong with giving a component, one that the pipeline class knows, this place."""
+    name = path[1]
+    component = next((component for component in assembly.components if component.name == name), None)
+    if name in assembly.absent:
+        what = f"{name!r} is left out of this pipeline, so it has no place"
+        yield resolved.problem(Code.NOT_A_MODULE, path, what, fix="remove the line", key=True)
+    elif component is not None and not component.is_module:
+        what = f"{name!r} has no weights, so it has no place"
+        yield resolved.problem(Code.NOT_A_MODULE, path, what, fix="remove the line", key=True)
+    elif isinstance(entry, str) and entry in STRATEGIES:
+        what = f"{entry!r} places whole pipelines, not one component"
+        yield resolved.problem(Code.BAD_VALUE, path, what, fix=f"write 'default: {entry}', or name a device")
+    elif isinstance(entry, PlacementSpec) and entry.execution == CPU and entry.offload != "none":
+        what = f"{name!r} runs on the cpu, so its weights need not be brought anywhere"
+        fix = "remove offload, or name an accelerator under execution"
+        yield resolved.problem(Code.CONTRADICTION, (*path, "offload"), what, fix=fix)
 
 
 def unplaced_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
@@ -165,25 +185,61 @@ def call_arguments(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterat
 def unknown_arguments(
     resolved: Resolved, path: ConfigPath, arguments: Mapping[str, object], assembly: Assembly
 ) -> Iterator[Problem]:
-    """Yield a problem per argument that the pipeline's call does not take."""
+    """Yield a problem per argument that the pipeline's call does not take, or whose value is of another kind."""
     facts = assembly.facts
-    names = [parameter.name for parameter in facts.call]
+    parameters = {parameter.name: parameter for parameter in facts.call}
     for name, value in arguments.items():
+        at = (*path, name)
         if name == SEED:
-            if type(value) is not int or value < 0:
-                what = f"a seed is a whole number from 0 up, not {value!r}"
-                yield resolved.problem(Code.WRONG_TYPE, (*path, name), what)
-            elif "generator" not in names:
-                what = f"{facts.class_name} takes no generator, so a seed means nothing"
-                yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, (*path, name), what, fix="remove it", key=True)
-        elif name in OWNED_ARGUMENTS:
-            what = f"{name} cannot be written in a file"
-            yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, (*path, name), what, fix=f"use {SEED}", key=True)
-        elif name not in names:  # also where the call takes **kwargs: pipelines drop what they do not know in silence
-            meant = nearest(name, [*names, SEED])
+            yield from _bad_seed(resolved, at, value, facts)
+        elif name in parameters and name not in OWNED_ARGUMENTS:
+            yield from _bad_argument(resolved, at, value, parameters[name])
+        else:  # also where the call takes **kwargs: pipelines drop what they do not know in silence
+            accepted = sorted({*parameters, SEED} - OWNED_ARGUMENTS)
+            hint = call_hint(name)
+            meant = hint if hint in accepted else nearest(name, accepted)
             what = f"{facts.class_name} takes no argument {name!r}"
-            fix = f"did you mean {meant!r}?" if meant else f"it takes: {', '.join(sorted(names))}"
-            yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, (*path, name), what, fix=fix, key=True)
+            if name in OWNED_ARGUMENTS:
+                what = f"{name} cannot be written in a file"
+            fix = f"did you mean {meant!r}?" if meant else f"it takes: {', '.join(accepted)}"
+            yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, at, what, fix=fix, key=True)
+
+
+def uncallable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """Yield why the pipeline cannot be called with the file's arguments alone, or would not return pictures."""
+    facts, call = assembly.facts, spec.call
+    missing = [parameter.name for parameter in facts.call if parameter.required and parameter.name not in call]
+    wants_prompt = any(parameter.name == "prompt" for parameter in facts.call[:1])
+    if wants_prompt and "prompt" not in missing and not any(name.startswith("prompt") for name in call):
+        missing.append("prompt")
+    if missing:
+        what = f"{facts.class_name} cannot be called without {', '.join(missing)}"
+        fix = f"add --{'prompt' if missing[0] == 'prompt' else f'call {missing[0]}='}..., or {missing[0]} under call"
+        yield resolved.problem(Code.MISSING_KEY, ("call",), what, fix=fix)
+    for name, value in (("output_type", "latent"), ("return_dict", False)):
+        if name in call and call[name] == value:
+            what = f"with this {name} the pipeline returns no pictures that could be written"
+            yield resolved.problem(Code.BAD_VALUE, ("call", name), what, fix="remove it")
+
+
+def _bad_seed(resolved: Resolved, path: ConfigPath, value: object, facts: PipelineFacts) -> Iterator[Problem]:
+    if type(value) is not int or not 0 <= value < 2**64:
+        what = f"a seed is a whole number from 0 to 2^64 - 1, not {value!r}"
+        yield resolved.problem(Code.WRONG_TYPE, path, what)
+    elif all(parameter.name != "generator" for parameter in facts.call):
+        what = f"{facts.class_name} takes no generator, so a seed means nothing"
+        yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, path, what, fix="remove it", key=True)
+
+
+def _bad_argument(resolved: Resolved, path: ConfigPath, value: object, parameter: CallParameter) -> Iterator[Problem]:
+    """A word where the parameter's default is a number, or the reverse, fails minutes later, inside the loop."""
+    name, default = parameter.name, parameter.default
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a word"}
+    given, wanted = kinds.get(type(value)), kinds.get(type(default))
+    if given and wanted and given != wanted:
+        shown = str(default).lower() if isinstance(default, bool) else default
+        what = f"{name} is {wanted} (by default {shown}), not {value!r}"
+        yield resolved.problem(Code.WRONG_TYPE, path, what)
 
 
 def _variant_nowhere(resolved: Resolved, assembly: Assembly) -> Iterator[Problem]:

@@ -95,10 +95,12 @@ def validate(files: FilesArgument, set_: SetOption = None, format_: FormatOption
 
     results: list[dict[str, Any]] = []
     exit_code = 0
+    with _exit_on_problems(format_):
+        overrides = _overrides(set_)
     for file in files:
         problems: tuple[Problem, ...] = ()
         try:
-            checked = check_file(file, _overrides(set_))
+            checked = check_file(file, overrides)
             check_weights(checked.resolved, checked.assembly)
         except DMConfigError as error:
             problems, exit_code = error.problems, max(exit_code, error.exit_code)
@@ -153,7 +155,7 @@ def run(
         overrides = (*_overrides(set_), *_call_overrides(prompt, seed, call))
         with progress.phase("plan"):
             checked = fetched(check_file(file, overrides, ask_hub=True), progress)
-            _check_required(checked)
+            _check_runnable(checked, out)
             check_weights(checked.resolved, checked.assembly)
             planned = plan_for(checked, probe_machine())
         if format_ is Format.TEXT:
@@ -175,9 +177,20 @@ def schema() -> None:
 
 
 def _overrides(assignments: list[str] | None, flag: str = "--set") -> list[Override]:
+    """The overrides of all flags of a kind; what cannot be read of any is reported together."""
+    from dmconfig.errors import ResolveError
     from dmconfig.resolve import override_from_text
 
-    return [override_from_text(assignment, flag) for assignment in assignments or []]
+    overrides: list[Override] = []
+    problems: list[Problem] = []
+    for assignment in assignments or []:
+        try:
+            overrides.append(override_from_text(assignment, flag))
+        except ResolveError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ResolveError(problems)
+    return overrides
 
 
 def _call_overrides(prompt: str | None, seed: int | None, call: list[str] | None) -> Iterator[Override]:
@@ -193,16 +206,24 @@ def _call_overrides(prompt: str | None, seed: int | None, call: list[str] | None
         yield replace(override, path=("call", *override.path))
 
 
-def _check_required(checked: Checked) -> None:
-    """Every parameter that the pipeline's call requires is given, by the file or the command line."""
-    from dmconfig.errors import Code, SpecError
+def _check_runnable(checked: Checked, out: Path) -> None:
+    """Check, before anything is loaded, that the call can be made and that what it returns can be written to out.
 
-    facts, given = checked.assembly.facts, checked.spec.call
-    missing = [parameter.name for parameter in facts.call if parameter.required and parameter.name not in given]
-    if missing:
-        what = f"{facts.class_name} cannot be called without {', '.join(missing)}"
-        fix = f"add --call {missing[0]}=..., or {missing[0]} under call"
-        raise SpecError([checked.resolved.problem(Code.MISSING_KEY, ("call",), what, fix=fix)])
+    Raises: SpecError: an argument is missing, or the call would return something that is no picture.
+    """
+    from dmconfig.check import uncallable
+    from dmconfig.errors import Code, Problem, SpecError
+    from dmconfig.output import MOVING
+
+    spec, facts = checked.spec, checked.assembly.facts
+    problems = [*uncallable(checked.resolved, spec, checked.assembly)]
+    makes_film = any(parameter.name == "num_frames" for parameter in facts.call) and spec.call.get("num_frames") != 1
+    if makes_film and out.suffix.lower() not in MOVING:
+        what = f"{facts.class_name} makes a film, and {out.suffix} holds one picture"
+        fix = f"name a file that ends in {' or '.join(sorted(MOVING))}"
+        problems.append(Problem(code=Code.BAD_COMMAND_LINE, what=what, fix=fix, origin="--out"))
+    if problems:
+        raise SpecError(problems)
 
 
 def _call(pipe: Any, progress: ConsoleProgress) -> Any:

@@ -46,7 +46,7 @@ def parse_device(value: object) -> str:
 
 def nearest_device(text: str) -> str | None:
     """Return the device that a misspelt name most likely means (``cuda0``, ``GPU``, ``CUDA: 1``), or None."""
-    letters = re.fullmatch(r"([a-z]+)\W*(\d{1,3})?", text.strip().lower())
+    letters = re.fullmatch(r"([a-z]+)[:_ ]*(\d{1,3})?", text.strip().lower())
     if letters is None:
         return None
     kind, index = letters.groups()

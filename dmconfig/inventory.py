@@ -11,7 +11,8 @@ from dmconfig.devices import CPU
 from dmconfig.errors import Code, MachineError, Problem
 from dmconfig.units import GIB, parse_size
 
-_GROUP = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
+_GROUP = re.compile(r"(?:(\d{1,9})\s*x\s*)?(.+)")
+MAX_ACCELERATORS = 64
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _CGROUP_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 _DEVICE_FILES = (
@@ -48,16 +49,21 @@ def parse_machine(gpus: str | None, ram: str | None, *, this_machine: Inventory 
 
     What is not stated is taken from ``this_machine``; without one, no accelerators and 64 GiB of host memory.
 
-    Raises: MachineError: a size or count that cannot be read, naming the flag.
+    Raises: MachineError: what cannot be read of either flag.
     """
+    accelerators = this_machine.accelerators if this_machine else ()
+    host = this_machine.host if this_machine else _host(64 * GIB)
+    problems: list[Problem] = []
     try:
-        accelerators = _accelerators(gpus) if gpus is not None else this_machine.accelerators if this_machine else ()
+        accelerators = accelerators if gpus is None else _accelerators(gpus)
     except ValueError as error:
-        raise _bad_machine("--gpus", str(error), "write --gpus 2x24GiB,1x12GiB, or --gpus 0 for none") from None
+        problems.append(_unreadable("--gpus", error, "write --gpus 2x24GiB,1x12GiB, or --gpus 0 for none"))
     try:
-        host = _host(parse_size(ram)) if ram is not None else this_machine.host if this_machine else _host(64 * GIB)
+        host = host if ram is None else _host(parse_size(ram))
     except ValueError as error:
-        raise _bad_machine("--ram", str(error), "write --ram 64GiB") from None
+        problems.append(_unreadable("--ram", error, "write --ram 64GiB"))
+    if problems:
+        raise MachineError(problems)
     stated = [f"{flag} {value}" for flag, value in (("--gpus", gpus), ("--ram", ram)) if value is not None]
     return Inventory(accelerators=accelerators, host=host, name=" ".join(stated))
 
@@ -71,17 +77,23 @@ def probe_machine() -> Inventory:
 def _accelerators(text: str) -> tuple[Device, ...]:
     if text.strip() in ("0", "none", ""):
         return ()
-    sizes: list[int] = []
-    for group in text.split(","):
-        match = _GROUP.fullmatch(group.strip())
-        if match is None:
-            raise ValueError(f"{group!r} is not a group of accelerators")
-        count, size = match.groups()
-        sizes += [parse_size(size)] * int(count or 1)
+    sizes = [size for group in text.split(",") for size in _group(group.strip())]
+    if len(sizes) > MAX_ACCELERATORS:
+        raise ValueError(f"{len(sizes)} accelerators are more than one machine has ({MAX_ACCELERATORS})")
     return tuple(
         Device(id=f"cuda:{index}", description="stated", total_bytes=size, free_bytes=size)
         for index, size in enumerate(sizes)
     )
+
+
+def _group(text: str) -> list[int]:
+    match = _GROUP.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a group of accelerators")
+    count, size = match.groups()
+    if size.strip().isdigit():
+        raise ValueError(f"{text!r} has a count or a size without a unit")
+    return [parse_size(size)] * min(int(count or 1), MAX_ACCELERATORS + 1)
 
 
 def _host(size: int) -> Device:
@@ -140,5 +152,5 @@ def _first_number(files: tuple[str, ...]) -> int | None:
     return None
 
 
-def _bad_machine(flag: str, what: str, fix: str) -> MachineError:
-    return MachineError([Problem(code=Code.BAD_MACHINE, what=what, fix=fix, origin=flag)])
+def _unreadable(flag: str, error: ValueError, fix: str) -> Problem:
+    return Problem(code=Code.BAD_MACHINE, what=str(error), fix=fix, origin=flag)

@@ -58,8 +58,8 @@ def _measure(component: Component, resolved: Resolved) -> Footprint:
     if component.folder is not None:
         return measure_configs(component.folder, component.library, component.class_name, dtype)
     what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
-    why = f"{component.source.text} is not in the local hub cache, and dmconfig has no figures for it"
-    fix = f"download it first: hf download {component.source.hub_id}"
+    why = f"its part of {component.source.text} is not in the local hub cache, and dmconfig has no figures for it"
+    fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
     raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
 
 

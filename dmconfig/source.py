@@ -22,6 +22,7 @@ INDEX_FILE = "model_index.json"
 CONFIG_FILES = ("config.json", "scheduler_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_PAGE = re.compile(r"https?://[^/]+/([A-Za-z0-9][\w.-]*/[\w.-]+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -57,16 +58,23 @@ def locate_source(text: str, *, folder: Path, revision: str | None = None) -> So
 
     Raises: SourceError: the folder does not exist, or text is neither a folder nor a hub id.
     """
-    if text.startswith(("./", "../", "/", "~")) or text in (".", ".."):
-        return _local(text, folder, revision)
+    if is_local(text):
+        return _local(text, folder)
     if not _HUB_ID.fullmatch(text):
+        page = _HUB_PAGE.match(text)
         fix = f"write ./{text} for a folder beside the file, or organisation/name for a hub id"
+        fix = f"write the hub id in it: {page.group(1)}" if page else fix
         raise _error(Code.SOURCE_NOT_FOUND, f"{text!r} is neither a folder nor a hub id", fix=fix)
     if (folder / text).is_dir():
         why = "a hub id and a folder may have the same name; which is meant must not depend on the machine"
         what = f"{text!r} reads as a hub id, and a folder of that name exists"
         raise _error(Code.SOURCE_NOT_FOUND, what, why=why, fix=f"write ./{text} if the folder is meant")
     return Source(text=text, folder=find_snapshot(text, revision), hub_id=text, revision=revision)
+
+
+def is_local(text: str) -> bool:
+    """Tell whether a source is written as a folder; anything else is a hub id."""
+    return text.startswith(("./", "../", "/", "~")) or text in (".", "..")
 
 
 def read_index(source: Source) -> PipelineIndex:
@@ -108,25 +116,26 @@ def model_class_in(folder: Path) -> str | None:
     return None
 
 
-def _local(text: str, folder: Path, revision: str | None) -> Source:
-    path = Path(os.path.normpath(folder / Path(text).expanduser()))
-    if revision is not None:
-        fix = "remove revision, or name a hub id"
-        raise _error(Code.CONTRADICTION, f"a revision is given, but {text} is a local folder", fix=fix)
-    if path.is_file():
-        raise _error(Code.NOT_SUPPORTED_YET, f"{text} is a file; single-file checkpoints are not supported yet",
-                     fix="convert it to a diffusers folder")  # fmt: skip
-    if not path.is_dir():
+def _local(text: str, folder: Path) -> Source:
+    try:
+        path = Path(os.path.normpath(folder / Path(text).expanduser()))
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, RuntimeError) as error:  # a name the system cannot hold; the home of nobody
+        raise _error(Code.SOURCE_NOT_FOUND, f"{text[:80]} cannot be looked up: {error}") from None
+    if is_file:
+        what = f"{text} is a file; single-file checkpoints are not supported yet"
+        raise _error(Code.NOT_SUPPORTED_YET, what, fix="convert it to a diffusers folder")
+    if not is_folder:
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         meant = nearest(path.name, siblings)
-        fix = f"did you mean {meant!r} in {path.parent}?" if meant else "check the path; it is relative to the file"
+        fix = f"did you mean {meant!r} in {path.parent}?" if meant else f"check the path; it starts in {folder}"
         raise _error(Code.SOURCE_NOT_FOUND, f"there is no folder {path}", fix=fix)
     return Source(text=text, folder=path)
 
 
 def _unknown_here(source: Source) -> SourceError:
     meant = nearest(source.text, known_ids(), cutoff=0.75)
-    fix = f"download it first: hf download {source.text}"
+    fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
     return _error(
         Code.SIZES_UNKNOWN,
         f"nothing is known here of {source.text!r}",

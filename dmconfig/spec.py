@@ -6,14 +6,15 @@ pipeline or a machine. Field descriptions are the documentation that editors sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from dmconfig.devices import DEVICE_FORMS, parse_device
+from dmconfig.devices import DEVICE_FORMS, nearest_device, parse_device
 from dmconfig.errors import Code, Problem, SpecError, nearest
+from dmconfig.hints import VALUE_HINTS, key_hint
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.units import BUDGET_FORMS, GIB, SIZE_FORMS, Budget, parse_budget, parse_size
@@ -25,50 +26,27 @@ DEFAULT_RESERVE = 3 * GIB // 2
 STRATEGIES = (
     "balanced", "balanced_low_0", "sequential", "balanced_low_memory", "balanced_ultra_low_memory", "auto",
 )  # fmt: skip
+SUPPORTED_STRATEGIES = ("balanced",)
+DEFAULT = "default"
+"""The key of a device map that stands for every component it does not name."""
 DTYPES = {
     "float32": "float32", "fp32": "float32", "float16": "float16", "fp16": "float16", "half": "float16",
-    "bfloat16": "bfloat16", "bf16": "bfloat16", "float64": "float64", "fp64": "float64", "auto": "auto",
+    "bfloat16": "bfloat16", "bf16": "bfloat16", "auto": "auto",
 }  # fmt: skip
 
 LowMemory = Literal["none", "cpu_offload_with_hook", "sequential_cpu_offload", "group_offload"]
 
-_HINTS = {
-    "torch_dtype": "dtype",
-    "device": "device_map",
-    "gpu": "device_map",
-    "placement": "device_map",
-    "execution_device": "execution",
-    "cpu_offload": "low_memory: cpu_offload_with_hook",
-    "model_cpu_offload": "low_memory: cpu_offload_with_hook",
-    "enable_model_cpu_offload": "low_memory: cpu_offload_with_hook",
-    "enable_sequential_cpu_offload": "low_memory: sequential_cpu_offload",
-    "offload": "low_memory",
-    "offload_dir": "offload_folder",
-    "model": "pipeline.source",
-    "model_id": "pipeline.source",
-    "path": "source",
-    "repo_id": "source",
-    "pretrained_model_name_or_path": "source",
-    "type": "class",
-    "class_name": "class",
-    "steps": "num_inference_steps",
-    "inference": "call",
-    "memory": "max_memory",
-}
-"""Words people bring from diffusers, accelerate and other tools: spelling distance would not find these."""
+
+def _version(value: object) -> object:
+    """Only the whole number: what merely equals 1 in Python (true, 1.0) is another value in a file."""
+    if type(value) is not int:
+        raise PydanticCustomError("literal_error", "", {"expected": str(SCHEMA_VERSION)})
+    return value
 
 
 def _word(value: object) -> str:
     """A strategy's name or the full name of a device."""
-    if isinstance(value, str) and value in STRATEGIES:
-        return value
-    try:
-        return parse_device(value)
-    except ValueError as error:
-        meant = nearest(value, STRATEGIES) if isinstance(value, str) else None
-        accepted = f"{error}; or a strategy: {', '.join(STRATEGIES)}"
-        context = {"fix": f"did you mean {meant!r}?"} if meant else {}
-        raise PydanticCustomError("bad_device", "{text}", {"text": accepted, **context}) from None
+    return value if isinstance(value, str) and value in STRATEGIES else _device(value)
 
 
 def _device(value: object) -> str:
@@ -98,14 +76,15 @@ def _dtype(value: object) -> str:
     text = value.removeprefix("torch.") if isinstance(value, str) else None
     if text not in DTYPES:
         accepted = f"{value!r} is not a dtype; accepted are {', '.join(DTYPES)}"
-        meant = nearest(text, DTYPES) if text else None
+        meant = nearest(text or f"float{value}", DTYPES)
         context = {"fix": f"did you mean {meant!r}?"} if meant else {}
         raise PydanticCustomError("bad_dtype", "{text}", {"text": accepted, **context})
     return DTYPES[text]
 
 
 def _form(value: object) -> str:
-    return "mapping" if isinstance(value, Mapping) else "word"
+    """The tag of a union's branch; written so that no key of a file is likely to be the same."""
+    return "(mapping)" if isinstance(value, Mapping) else "(word)"
 
 
 Device = Annotated[str, BeforeValidator(_device, json_schema_input_type=str | int)]
@@ -117,7 +96,7 @@ Dtype = Annotated[str, BeforeValidator(_dtype), Field(json_schema_extra={"enum":
 Word = Annotated[
     str,
     BeforeValidator(_word, json_schema_input_type=str | int),
-    Field(description=f"A strategy ({', '.join(STRATEGIES)}) or one device: {DEVICE_FORMS}."),
+    Field(description=f"A strategy ({', '.join(SUPPORTED_STRATEGIES)}) or one device: {DEVICE_FORMS}."),
 ]
 
 
@@ -174,17 +153,17 @@ class PlacementSpec(Model):
 
 
 DeviceMapEntry = Annotated[
-    Annotated[Word, Tag("word")] | Annotated[PlacementSpec, Tag("mapping")], Discriminator(_form)
+    Annotated[Word, Tag("(word)")] | Annotated[PlacementSpec, Tag("(mapping)")], Discriminator(_form)
 ]
 DeviceMap = Annotated[
-    Annotated[Word, Tag("word")] | Annotated[dict[str, DeviceMapEntry], Tag("mapping")], Discriminator(_form)
+    Annotated[Word, Tag("(word)")] | Annotated[dict[str, DeviceMapEntry], Tag("(mapping)")], Discriminator(_form)
 ]
 
 
 class Spec(Model):
     """One deployment of one pipeline."""
 
-    version: Literal[1] = Field(description="Version of this file format.")
+    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description="Version of this file format.")
     pipeline: PipelineSpec = Field(description="The pipeline and what holds for all of its components.")
     components: dict[str, ComponentSpec | None] = Field(
         default_factory=dict,
@@ -258,12 +237,7 @@ def _devices_named_twice(resolved: Resolved) -> Iterator[Problem]:
         seen[device] = key
 
 
-_CODES = {
-    "bad_device": Code.BAD_DEVICE,
-    "bad_size": Code.BAD_SIZE,
-    "bad_dtype": Code.BAD_DTYPE,
-    "literal_error": Code.BAD_VALUE,
-}
+_CODES = {"bad_device": Code.BAD_DEVICE, "bad_size": Code.BAD_SIZE, "bad_dtype": Code.BAD_DTYPE}
 _EXPECTED = {
     "string_type": "text",
     "dict_type": "a mapping",
@@ -277,22 +251,17 @@ _EXPECTED = {
 def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem:
     """Turn one of pydantic's errors into a problem of ours, at a place that exists in the document."""
     path = _path_in(resolved.data, detail["loc"])
-    context: Mapping[str, Any] = detail.get("ctx", {})
     match detail["type"]:
         case "extra_forbidden":
             return _unknown_key(path, resolved)
         case "missing":
-            name = str(detail["loc"][-1])
-            what = f"the key {name!r} is missing"
-            fix = {"version": "add 'version: 1' as the first line", "source": "add 'source: ./folder'"}.get(name, "")
-            return resolved.problem(Code.MISSING_KEY, path, what, fix=fix, key=True)
+            return _missing_key(path, str(detail["loc"][-1]), resolved)
         case "literal_error":
-            return _not_one_of(path, detail, context, resolved)
+            return _not_one_of(path, detail, resolved)
         case kind if kind in _CODES:
-            is_key = detail["loc"][-1] == "[key]"
-            return resolved.problem(_CODES[kind], path, context["text"], fix=context.get("fix", ""), key=is_key)
-        case kind:
-            return _wrong_type(path, _EXPECTED.get(kind), detail, resolved)
+            return _refused(path, detail, resolved)
+        case _:
+            return _wrong_type(path, detail, resolved)
 
 
 def _path_in(data: Any, loc: tuple[int | str, ...]) -> ConfigPath:
@@ -307,39 +276,22 @@ def _path_in(data: Any, loc: tuple[int | str, ...]) -> ConfigPath:
     return tuple(path)
 
 
+def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
+    fix = {
+        "version": "add 'version: 1' as the first line",
+        "pipeline": "add 'pipeline: {source: ./folder}'",
+        "source": "add 'source: ./folder'",
+        "execution": "add 'execution: cuda:0'",
+    }.get(name, "")
+    return resolved.problem(Code.MISSING_KEY, path, f"the key {name!r} is missing", fix=fix, key=True)
+
+
 def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
-    key = str(path[-1])
-    model = _model_at(path[:-1])
-    known = [*_aliases(model)]
-    fix = ""
-    if hint := _HINTS.get(key):
-        fix = f"use {hint!r}" if hint in known or "." in hint or ":" in hint else ""
-    if not fix and (meant := nearest(key, known)):
-        fix = f"did you mean {meant!r}?"
-    elsewhere = [] if fix else [place for place, other in _PLACES.items() if key in _aliases(other)]
-    if elsewhere:
-        fix = f"it belongs under {' or '.join(elsewhere)}"
+    key, model = str(path[-1]), _model_at(path[:-1])
+    known = [*_keys(model)]
+    fix = key_hint(path) or _nearest_key(key, known) or _where_it_belongs(key)
     why = f"the keys accepted here are: {', '.join(known)}"
     return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
-
-
-_VALUE_HINTS = {
-    "cpu_offload": "cpu_offload_with_hook",
-    "model": "cpu_offload_with_hook",
-    "model_cpu_offload": "cpu_offload_with_hook",
-    "enable_model_cpu_offload": "cpu_offload_with_hook",
-    "sequential": "sequential_cpu_offload",
-    "enable_sequential_cpu_offload": "sequential_cpu_offload",
-    "group": "group_offload",
-    "leaf": "sequential_cpu_offload",
-}
-
-_PLACES: dict[str, type[Model]] = {
-    "the top level": Spec,
-    "'pipeline'": PipelineSpec,
-    "'components.<name>'": ComponentSpec,
-    "'device_map.<component>'": PlacementSpec,
-}
 
 
 def _model_at(path: ConfigPath) -> type[Model]:
@@ -354,29 +306,95 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return PlacementSpec
 
 
-def _aliases(model: type[Model]) -> Iterator[str]:
+def _keys(model: type[Model]) -> Iterator[str]:
     return (field.alias or name for name, field in model.model_fields.items())
 
 
-def _not_one_of(path: ConfigPath, detail: ErrorDetails, context: Mapping[str, Any], resolved: Resolved) -> Problem:
+def _nearest_key(key: str, known: Sequence[str]) -> str:
+    meant = nearest(key, known)
+    return f"did you mean {meant!r}?" if meant else ""
+
+
+def _where_it_belongs(key: str) -> str:
+    places: dict[str, type[Model]] = {
+        "at the top level": Spec,
+        "under 'pipeline'": PipelineSpec,
+        "under 'components.<name>'": ComponentSpec,
+    }
+    found = [place for place, model in places.items() if key in _keys(model)]
+    return f"it belongs {' or '.join(found)}" if found else ""
+
+
+def _refused(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> Problem:
+    """A device, size or dtype that our own parsers refuse; they say what they accept."""
+    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    is_key = detail["loc"][-1] == "[key]"
+    what, fix = str(context["text"]), str(context.get("fix", ""))
+    if not isinstance(given, (str, int)) or isinstance(given, bool):
+        what = f"{what}, found {_describe(given)}"
+    if kind == "bad_device":
+        what, fix = _device_advice(path, given, what)
+    return resolved.problem(_CODES[kind], path, what, fix=fix, key=is_key)
+
+
+def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
+    """Add what else is accepted at path, and what was most likely meant."""
+    takes_strategy = path in (("device_map",), ("device_map", DEFAULT))
+    if takes_strategy:
+        what += f"; or a strategy: {', '.join(SUPPORTED_STRATEGIES)}"
+    if not isinstance(given, str):
+        return what, ""
+    meant = (nearest(given, SUPPORTED_STRATEGIES) if takes_strategy else None) or nearest_device(given)
+    if meant:
+        return what, f"did you mean {meant!r}?"
+    key = str(path[-1])
+    if path[:1] == ("device_map",) and len(path) == 2 and ":" in key:
+        return what, f"the component comes first: write {given}: {key}"
+    return what, ""
+
+
+def _not_one_of(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> Problem:
+    given = detail["input"]
     if path[-1:] == ("version",):
-        what = f"version is {detail['input']!r}; this dmconfig reads version {SCHEMA_VERSION}"
-        fix = f"write 'version: {SCHEMA_VERSION}'"
-        return resolved.problem(Code.UNSUPPORTED_VERSION, path, what, fix=fix)
-    accepted = [word.strip(" '") for word in str(context["expected"]).replace(" or ", ", ").split(",")]
-    given = detail["input"]
-    meant = _VALUE_HINTS.get(given) or nearest(given, accepted) if isinstance(given, str) else None
-    what = f"{given!r} is not accepted; one of: {', '.join(accepted)}"
-    return resolved.problem(Code.BAD_VALUE, path, what, fix=f"did you mean {meant!r}?" if meant in accepted else "")
+        what = f"version is {_spelled(given)}; this dmconfig reads version {SCHEMA_VERSION}"
+        return resolved.problem(Code.UNSUPPORTED_VERSION, path, what, fix=f"write 'version: {SCHEMA_VERSION}'")
+    expected = str(detail.get("ctx", {})["expected"])
+    accepted = [word.strip(" '") for word in expected.replace(" or ", ", ").split(",")]
+    word = given if isinstance(given, str) else str(given).lower()
+    meant = next((known for known in VALUE_HINTS.get(word, ()) if known in accepted), None) or nearest(word, accepted)
+    what = f"{_spelled(given)} is not accepted; one of: {', '.join(accepted)}"
+    return resolved.problem(Code.BAD_VALUE, path, what, fix=f"did you mean {meant!r}?" if meant else "")
 
 
-def _wrong_type(path: ConfigPath, expected: str | None, detail: ErrorDetails, resolved: Resolved) -> Problem:
-    given = detail["input"]
+def _wrong_type(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> Problem:
+    given, expected = detail["input"], _EXPECTED.get(detail["type"])
     if expected is None:
         return resolved.problem(Code.BAD_VALUE, path, detail["msg"])
-    fix = f"quote it: '{given}'" if expected == "text" and isinstance(given, (int, float, bool)) else ""
     what = f"expected {expected}, found {_describe(given)}"
-    return resolved.problem(Code.WRONG_TYPE, path, what, fix=fix)
+    return resolved.problem(Code.WRONG_TYPE, path, what, fix=_type_advice(path, expected, given))
+
+
+def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
+    if expected == "text" and isinstance(given, (int, float, bool)):
+        return f"quote it: '{_spelled(given)}'"
+    if expected != "a mapping" or not isinstance(given, (str, int)) or isinstance(given, bool):
+        return ""
+    match path:
+        case ("pipeline",):
+            return f"write pipeline: {{source: {given}}}"
+        case ("components", name):
+            return f"write {name}: {{class: {given}}} or {name}: {{source: {given}}}"
+        case ("max_memory",):
+            return f"name the device: max_memory: {{0: {given}}}"
+        case _:
+            return ""
+
+
+def _spelled(value: Any) -> str:
+    """A value as YAML spells it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value) if isinstance(value, str) else str(value)
 
 
 def _describe(value: Any) -> str:
@@ -384,7 +402,7 @@ def _describe(value: Any) -> str:
         case None:
             return "nothing"
         case bool():
-            return f"the boolean {str(value).lower()}"
+            return f"the boolean {_spelled(value)}"
         case int() | float():
             return f"the number {value}"
         case str():

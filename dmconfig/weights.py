@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 _LFS_POINTER = b"version https://git-lfs"
 _NAMES_SHOWN = 5
+
+
+_VARIANT = re.compile(r"(?:diffusion_pytorch_)?model\.(?!safetensors)([\w-]+?)(?:-\d+-of-\d+)?\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,12 @@ def find_weights(folder: Path, *, library: str, variant: str | None) -> WeightFi
             return WeightFiles(folder, _shards(file), file, variant)
         return WeightFiles(folder, (file,), None, variant)
     return None
+
+
+def variants_in(folder: Path) -> tuple[str, ...]:
+    """Return the variants of which folder has weights, sorted: ``fp16`` for ``model.fp16.safetensors``."""
+    names = (_VARIANT.fullmatch(file.name) for file in folder.glob("*.safetensors"))
+    return tuple(sorted({name.group(1) for name in names if name}))
 
 
 def read_tensors(files: WeightFiles) -> tuple[TensorInfo, ...]:

@@ -23,7 +23,7 @@ HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
     {"version", "paths", "units", "devices", "progress"},
-    {"errors"},
+    {"errors", "hints"},
     {"document", "weights", "facts", "virtual"},
     {"resolve", "footprint"},
     {"catalog", "spec", "inventory"},

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLLTXVideo,
     AutoencoderKLWan,
     ControlNetModel,
     DDPMScheduler,
@@ -25,6 +27,8 @@ from diffusers import (
     FluxPipeline,
     FluxTransformer2DModel,
     KandinskyV22CombinedPipeline,
+    LTXPipeline,
+    LTXVideoTransformer3DModel,
     PNDMScheduler,
     PriorTransformer,
     SD3Transformer2DModel,
@@ -91,6 +95,32 @@ def call_arguments(kind: str) -> dict[str, Any]:
     return dict(CALLS[kind]())
 
 
+def draw(pipe: Any, call: str, seed: int) -> np.ndarray:
+    """Return what a pipeline makes of ``call_arguments(call)``: pictures or frames in 0..1, as floats."""
+    pipe.set_progress_bar_config(disable=True)
+    result = pipe(**call_arguments(call), generator=torch.Generator().manual_seed(seed))
+    images: np.ndarray = result.images if hasattr(result, "images") else result.frames
+    return images
+
+
+def write_spec(kind: str, folder: Path) -> Path:
+    """Write the tiny pipeline of a kind into a folder of its name in folder, and return a spec file beside it."""
+    write_tiny(kind, folder / kind)
+    file = folder / f"{kind}.yaml"
+    file.write_text(f"version: 1\npipeline: {{source: ./{kind}}}\nreserve: 0\n", encoding="utf-8")
+    return file
+
+
+def kind_of(call: str) -> str:
+    """Return the kind whose folder a call is for: ``sd`` for ``sd-img2img``."""
+    return call.partition("-")[0]
+
+
+def class_override(call: str) -> dict[str, Any]:
+    """Return the override that names the pipeline class of a call, if it is not the one of the folder."""
+    return {"pipeline.class": CLASSES[call]} if call in CLASSES else {}
+
+
 def _picture() -> torch.Tensor:
     """A colourful picture [1, 3, SIZE, SIZE] in 0..1, the same one each time."""
     rows = torch.linspace(0, 1, SIZE)
@@ -126,6 +156,13 @@ def _video_call() -> dict[str, Any]:
     return _image_call(num_frames=5, max_sequence_length=LENGTH)
 
 
+def _prior_and_image_call() -> dict[str, Any]:
+    """Arguments without a negative prompt: its place is then taken by what the image encoder makes of nothing."""
+    arguments = _image_call(prior_num_inference_steps=2)
+    del arguments["negative_prompt"]
+    return arguments
+
+
 CALLS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "sd": _image_call,
     "sd-img2img": _on_a_picture,
@@ -137,8 +174,9 @@ CALLS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "flux": lambda: _image_call(max_sequence_length=LENGTH, true_cfg_scale=2.0),
     "wan": _video_call,
     "wan22": _video_call,
+    "ltx": _video_call,
     "controlnet": lambda: _image_call(image=_picture(), controlnet_conditioning_scale=0.8),
-    "kandinsky22": lambda: _image_call(prior_num_inference_steps=2),
+    "kandinsky22": _prior_and_image_call,
 }
 CLASSES: Mapping[str, str] = {
     "sd-img2img": "StableDiffusionImg2ImgPipeline",
@@ -365,6 +403,26 @@ def _wan22(tokenizers: Path) -> WanPipeline:
     return _wan(tokenizers, transformer_2=_wan_transformer(), boundary_ratio=0.875)
 
 
+def _ltx(tokenizers: Path) -> LTXPipeline:
+    tokenizer = _t5_tokenizer()
+    vae = AutoencoderKLLTXVideo(
+        latent_channels=8, block_out_channels=(8, 8, 8, 8), decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1), decoder_layers_per_block=(1, 1, 1, 1, 1), patch_size=1,
+        spatio_temporal_scaling=(True, True, False, False), decoder_spatio_temporal_scaling=(True, True, False, False),
+    )  # fmt: skip
+    transformer = LTXVideoTransformer3DModel(
+        in_channels=8, out_channels=8, num_attention_heads=2, attention_head_dim=16, cross_attention_dim=WIDTH,
+        num_layers=2, caption_channels=WIDTH,
+    )  # fmt: skip
+    return LTXPipeline(
+        tokenizer=tokenizer,
+        text_encoder=_t5(tokenizer),
+        vae=vae,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=True, shift_terminal=0.1),
+        transformer=transformer,
+    )
+
+
 def _kandinsky22(tokenizers: Path) -> KandinskyV22CombinedPipeline:
     tokenizer = _clip_tokenizer(tokenizers)
     unet = UNet2DConditionModel(
@@ -406,6 +464,7 @@ _MAKERS: Mapping[str, Callable[[Path], DiffusionPipeline]] = {
     "flux": _flux,
     "wan": _wan,
     "wan22": _wan22,
+    "ltx": _ltx,
     "controlnet": _controlnet,
     "kandinsky22": _kandinsky22,
 }

@@ -18,7 +18,7 @@ The integration tests compare every fact with what importing says.
 from __future__ import annotations
 
 from dmconfig.facts.fitting import fits
-from dmconfig.facts.lookup import class_facts, known_pipelines, pipeline_facts
+from dmconfig.facts.lookup import class_facts, known_pipelines, known_schedulers, pipeline_facts
 from dmconfig.facts.records import (
     CallParameter,
     ClassFacts,
@@ -40,5 +40,6 @@ __all__ = [
     "is_module_class",
     "is_scheduler_class",
     "known_pipelines",
+    "known_schedulers",
     "pipeline_facts",
 ]

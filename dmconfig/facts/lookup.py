@@ -42,7 +42,12 @@ def class_facts(library: str, class_name: str) -> ClassFacts | None:
 
 def known_pipelines() -> tuple[str, ...]:
     """Return the names of all pipelines the installed diffusers exports, sorted; empty when it is not installed."""
-    return _known(installed_libraries())
+    return _known(installed_libraries(), "DiffusionPipeline")
+
+
+def known_schedulers() -> tuple[str, ...]:
+    """Return the names of all schedulers the installed diffusers exports, sorted; empty when it is not installed."""
+    return _known(installed_libraries(), "SchedulerMixin")
 
 
 @cache
@@ -58,8 +63,8 @@ def _class(libraries: tuple[Library, ...], library: str, class_name: str) -> Cla
 
 
 @cache
-def _known(libraries: tuple[Library, ...]) -> tuple[str, ...]:
-    return tuple(_remembered(libraries, "known_pipelines", lambda: _read_known(libraries)))
+def _known(libraries: tuple[Library, ...], base: str) -> tuple[str, ...]:
+    return tuple(_remembered(libraries, f"known.{base}", lambda: _read_known(libraries, base)))
 
 
 def _remembered(libraries: tuple[Library, ...], entry: str, read: Callable[[], Json]) -> Any:
@@ -85,10 +90,10 @@ def _read_class(libraries: tuple[Library, ...], library: str, class_name: str) -
     return None if facts is None else class_to_data(facts)
 
 
-def _read_known(libraries: tuple[Library, ...]) -> Json:
-    from dmconfig.facts.reading import read_known_pipelines
+def _read_known(libraries: tuple[Library, ...], base: str) -> Json:
+    from dmconfig.facts.reading import read_exported_descendants
 
-    return [*read_known_pipelines(_sources(libraries))]
+    return [*read_exported_descendants(_sources(libraries), base)]
 
 
 @cache

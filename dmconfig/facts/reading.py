@@ -71,13 +71,14 @@ def read_class(sources: Sources, library: str, class_name: str) -> ClassFacts | 
         keep_in_fp32_modules_strict=_names(sources, source, "_keep_in_fp32_modules_strict") or (),
         skip_keys=_names(sources, source, skip_keys) or (),
         tied_weights_keys=_names(sources, source, "_tied_weights_keys") or (),
+        init_parameters=tuple(parameter.name for parameter in _parameters(sources, source, "__init__")),
     )
 
 
-def read_known_pipelines(sources: Sources) -> tuple[str, ...]:
-    """Return the names of all pipelines that diffusers exports, sorted. Classes are told by their bases' names."""
+def read_exported_descendants(sources: Sources, base: str) -> tuple[str, ...]:
+    """Return the names of all classes on base that diffusers exports, sorted. They are told by their bases' names."""
     index, exported = sources.index("diffusers"), sources.quoted("diffusers")
-    descendants = _descendants(index, _PIPELINE_BASE)
+    descendants = _descendants(index, base)
     return tuple(sorted(name for name in descendants if name in exported))
 
 

@@ -77,6 +77,7 @@ class ClassFacts:
         keep_in_fp32_modules_strict: parts kept in fp32 when loading in fp16 or bf16 (transformers only).
         skip_keys: arguments of ``forward`` that hooks must hand on uncopied.
         tied_weights_keys: names or patterns of the parameters that are duplicates of another.
+        init_parameters: the named parameters of ``__init__``, without ``self``: what its config may set.
     """
 
     class_name: str
@@ -88,6 +89,7 @@ class ClassFacts:
     keep_in_fp32_modules_strict: tuple[str, ...]
     skip_keys: tuple[str, ...]
     tied_weights_keys: tuple[str, ...]
+    init_parameters: tuple[str, ...]
 
 
 def is_module_class(facts: ClassFacts) -> bool:
@@ -141,6 +143,7 @@ def class_to_data(facts: ClassFacts) -> dict[str, Json]:
         "keep_in_fp32_modules_strict": list(facts.keep_in_fp32_modules_strict),
         "skip_keys": list(facts.skip_keys),
         "tied_weights_keys": list(facts.tied_weights_keys),
+        "init_parameters": list(facts.init_parameters),
     }
 
 
@@ -157,4 +160,5 @@ def class_from_data(data: dict[str, Any]) -> ClassFacts:
         keep_in_fp32_modules_strict=tuple(data["keep_in_fp32_modules_strict"]),
         skip_keys=tuple(data["skip_keys"]),
         tied_weights_keys=tuple(data["tied_weights_keys"]),
+        init_parameters=tuple(data["init_parameters"]),
     )

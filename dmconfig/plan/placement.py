@@ -92,6 +92,15 @@ class _Search:
 
     def __init__(self, requests: Mapping[str, Request], loads: Mapping[str, Load], limits: Limits) -> None:
         self.requests, self.loads, self.limits = requests, loads, limits
+        self._mentions = {
+            device: frozenset(
+                (name, place.residency)
+                for name, request in requests.items()
+                for place in request.places
+                if place.device == device and not request.pinned
+            )
+            for device in limits.budgets
+        }
         self.best: Choice | None = None
         self._best_cost: _Cost | None = None
 
@@ -118,10 +127,11 @@ class _Search:
         return max(shares, default=0.0), sum(share * share for share in shares)
 
     def _distinct(self, places: Sequence[Place], uses: Uses) -> Iterator[Place]:
-        """Of accelerators with the same budget and the same use, one is as good as another: yield the first."""
+        """Of accelerators with the same budget and use, open to the same components, one is as good as another."""
         seen: set[object] = set()
         for place in places:
-            alike = (self.limits.budgets[place.device], uses[place.device], place.residency, place.device == CPU)
+            device = place.device
+            alike = (self.limits.budgets[device], uses[device], self._mentions[device], place.residency, device == CPU)
             if alike not in seen or len(places) == 1:
                 seen.add(alike)
                 yield place

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmconfig.devices import ACCELERATOR_KINDS, is_accelerator, parse_device
+from dmconfig.devices import ACCELERATOR_KINDS, is_accelerator, nearest_device, parse_device
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_parse_device_full_name_is_kept(written: str) -> None:
         ("cuda:", "'cuda:' is not a device"),
         ("cuda:one", "'cuda:one' is not a device"),
         ("cuda:0:1", "'cuda:0:1' is not a device"),
+        ("9" * 5000, "'999"),
         ("cuda0", "'cuda0' is not a device"),
         ("CUDA:0", "'CUDA:0' is not a device"),
         ("cpu:1", "'cpu:1' is not a device"),
@@ -61,7 +62,7 @@ def test_parse_device_full_name_is_kept(written: str) -> None:
 )
 def test_parse_device_refused_says_what_is_accepted(written: object, message: str) -> None:
     """What is no device is refused, also True, which is an int to Python, and 1.0, which equals one."""
-    with pytest.raises(ValueError, match="^.") as caught:
+    with pytest.raises(ValueError, match=r"^.") as caught:
         parse_device(written)
     assert str(caught.value).startswith(message)
 
@@ -71,3 +72,24 @@ def test_is_accelerator_all_but_cpu_and_disk() -> None:
     assert all(is_accelerator(parse_device(kind)) for kind in ACCELERATOR_KINDS)
     assert not is_accelerator("cpu")
     assert not is_accelerator("disk")
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("cuda0", "cuda:0"),
+        ("CUDA: 1", "cuda:1"),
+        ("GPU", "cuda:0"),
+        ("gpu 2", "cuda:2"),
+        ("CPU", "cpu"),
+        ("host", "cpu"),
+        ("MPS", "mps:0"),
+        ("tpu", None),
+        ("balanced", None),
+        ("0.5", None),
+        ("", None),
+    ],
+)
+def test_nearest_device_is_what_was_meant(misspelt: str, meant: str | None) -> None:
+    """Other spellings of a device lead to its name, and what is like none to nothing."""
+    assert nearest_device(misspelt) == meant

@@ -67,12 +67,26 @@ def test_parse_machine_refused_names_the_flag(gpus: str | None, ram: str | None,
     assert problem.fix.startswith(f"write {flag}")
 
 
-@pytest.mark.xfail(strict=True, reason="a number without a unit is taken as bytes")
-@pytest.mark.parametrize("gpus", ["2", "2x24"])
+@pytest.mark.parametrize("gpus", ["2", "2x24", "24GiB,8"])
 def test_parse_machine_number_without_unit_is_refused(gpus: str) -> None:
     """Two accelerators, or 24 of something, are meant; no accelerator has 2 or 24 bytes."""
-    with pytest.raises(MachineError):
+    with pytest.raises(MachineError, match="has a count or a size without a unit"):
         parse_machine(gpus, None)
+
+
+def test_parse_machine_too_many_accelerators_are_refused_at_once() -> None:
+    """A count with too many digits does not fill memory with devices; as many as a machine has are fine."""
+    assert len(parse_machine("64x1GiB", None).accelerators) == 64
+    for gpus in ("65x1GiB", "999999999x1GiB", "60x1GiB,5x2GiB"):
+        with pytest.raises(MachineError, match="more than one machine has"):
+            parse_machine(gpus, None)
+
+
+def test_parse_machine_both_flags_are_told_at_once() -> None:
+    """Two flags that cannot be read are two problems."""
+    with pytest.raises(MachineError) as caught:
+        parse_machine("lots", "much")
+    assert [problem.origin for problem in caught.value.problems] == ["--gpus", "--ram"]
 
 
 def test_parse_machine_what_is_not_stated_is_this_machine() -> None:
@@ -106,26 +120,26 @@ def host(monkeypatch: pytest.MonkeyPatch, *, total: int, available: int) -> Devi
 
 
 @pytest.mark.parametrize(
-    ("limit", "use", "total", "free"),
+    ("limit", "use", "offer"),
     [
         # the host has 64 GiB, of which 40 are available
-        (None, None, 64, 40),
-        ("max\n", "1073741824\n", 64, 40),
-        ("9223372036854771712\n", "1073741824\n", 64, 40),  # version 1 says "no limit" like this
-        (f"{64 * GIB}\n", f"{60 * GIB}\n", 64, 40),  # a limit of all there is limits nothing
-        (f"{16 * GIB}\n", f"{6 * GIB}\n", 16, 10),
-        (f"{48 * GIB}\n", f"{2 * GIB}\n", 48, 40),  # 46 within the limit, and the host has 40
-        (f"{16 * GIB}\n", f"{17 * GIB}\n", 16, 0),  # never negative
-        (f"{16 * GIB}\n", None, 16, 16),
+        (None, None, (64, 40)),
+        ("max\n", "1073741824\n", (64, 40)),
+        ("9223372036854771712\n", "1073741824\n", (64, 40)),  # version 1 says "no limit" like this
+        (f"{64 * GIB}\n", f"{60 * GIB}\n", (64, 40)),  # a limit of all there is limits nothing
+        (f"{16 * GIB}\n", f"{6 * GIB}\n", (16, 10)),
+        (f"{48 * GIB}\n", f"{2 * GIB}\n", (48, 40)),  # 46 within the limit, and the host has 40
+        (f"{16 * GIB}\n", f"{17 * GIB}\n", (16, 0)),  # never negative
+        (f"{16 * GIB}\n", None, (16, 16)),
     ],
 )
 def test_probe_machine_container_limit_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str | None, use: str | None, total: int, free: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str | None, use: str | None, offer: tuple[int, int]
 ) -> None:
     """Host memory is the container's where that is less; what it uses already is not free."""
     cgroup(monkeypatch, tmp_path, limit=limit, use=use)
     found = host(monkeypatch, total=64, available=40)
-    assert (found.id, found.total_bytes, found.free_bytes) == ("cpu", total * GIB, free * GIB)
+    assert (found.total_bytes, found.free_bytes) == (offer[0] * GIB, offer[1] * GIB)
 
 
 def test_probe_machine_agrees_with_psutil(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,9 +28,11 @@ class Case:
     limits: Limits
 
     def choice(self) -> Choice | None:
+        """What the search answers."""
         return best_choice(self.requests, self.loads, self.limits)
 
     def cost(self, choice: Choice) -> tuple[int, float, float] | None:
+        """What a choice costs; None where it does not fit."""
         return cost_of(choice, self.loads, self.limits.budgets, self.limits.reserve)
 
 
@@ -73,7 +75,7 @@ def brute_force(case: Case) -> tuple[int, float, float] | None:
 
 def random_case(seed: int) -> Case:
     """Up to five components, up to three accelerators, of all residencies; some pins, some budgets of nothing."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - toy numbers
     accelerators = [f"cuda:{index}" for index in range(rng.randint(1, 3))]
     budgets = {device: rng.choice([0, 5, 10, 10, 15, 20]) for device in accelerators}
     budgets[CPU] = rng.choice([0, 10, 30, 100])
@@ -171,7 +173,7 @@ def test_best_choice_is_a_function_of_its_input(seed: int) -> None:
     case = random_case(seed)
     choice = case.choice()
     assert case.choice() == choice
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - toy numbers
 
     def shuffled(mapping: Mapping[str, Any]) -> dict[str, Any]:
         return dict(rng.sample(list(mapping.items()), len(mapping)))
@@ -323,9 +325,8 @@ def test_best_choice_brings_only_what_does_not_fit() -> None:
     assert residencies(choice) == {"a": ALWAYS, "b": WHOLE, "c": WHOLE}
 
 
-@pytest.mark.xfail(strict=True, reason="equal accelerators are taken for alike though a later request tells them apart")
 def test_best_choice_equal_accelerators_that_other_requests_tell_apart() -> None:
-    """a may go to 0 or 1, b to 0 or the small 2: a on 1 and b on 0 fits."""
+    """One part may go to 0 or 1, the other to 0 or the small 2: the first on 1 and the second on 0 fits."""
     requests = {
         "a": Request((Place("cuda:0"), Place("cuda:1")), "toy"),
         "b": Request((Place("cuda:0"), Place("cuda:2")), "toy"),
@@ -343,11 +344,18 @@ def questions(case: Case, monkeypatch: pytest.MonkeyPatch) -> int:
     def count(limits: Limits, device: str, use: Use) -> bool:
         nonlocal asked
         asked += 1
+        assert asked < WORK
         return holds(limits, device, use)
 
     monkeypatch.setattr(Limits, "holds", count)
     case.choice()
     return asked
+
+
+def test_best_choice_tie_between_components_goes_to_the_first() -> None:
+    """One of two equal parts leaves the card whichever it is: the first by name has the first place and stays."""
+    choice = toy([5, 5, 5], {"cuda:0": 10, CPU: 5}, on_cpu=True).choice()
+    assert devices(choice) == {"a": "cuda:0", "b": "cuda:0", "c": CPU}
 
 
 @pytest.mark.parametrize("budget", [100, 60, 40, 5])
@@ -358,4 +366,27 @@ def test_best_choice_work_on_identical_accelerators_is_bounded(
     """Eight components on eight equal cards, where all fit, some or none: a few thousand questions for 8^8 choices."""
     budgets = {f"cuda:{index}": budget for index in range(8)} | {CPU: 10_000}
     case = toy([80, 71, 63, 54, 45, 36, 27, 18], budgets, residencies=mode)
-    assert questions(case, monkeypatch) < WORK
+    assert 0 < questions(case, monkeypatch) < WORK
+
+
+@pytest.mark.xfail(strict=True, reason="the bound sees nothing of what is still to be placed")
+@pytest.mark.parametrize("mode", [(ALWAYS,), (ALWAYS, WHOLE), (LEAF,)], ids=lambda mode: "_".join(mode))
+def test_best_choice_work_on_nearly_equal_accelerators_is_bounded(
+    mode: tuple[Residency, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight cards of one kind have a little more or less that is free: it must not cost 8^8 steps to see it."""
+    budgets = {f"cuda:{index}": 100 + index for index in range(8)} | {CPU: 10_000}
+    case = toy([80, 71, 63, 54, 45, 36, 27, 18], budgets, residencies=mode)
+    assert 0 < questions(case, monkeypatch) < WORK
+
+
+def test_best_choice_even_on_unequal_accelerators() -> None:
+    """With 8 of 10 and 6 of 20 the shares are 0.8 and 0.3; the other way round, 0.6 and 0.4, is the more even."""
+    assert devices(toy([8, 6], {"cuda:0": 10, "cuda:1": 20}).choice()) == {"a": "cuda:1", "b": "cuda:0"}
+
+
+@pytest.mark.xfail(strict=True, reason="the least sum of squares is not the most even where budgets differ")
+def test_best_choice_even_on_unequal_accelerators_leaves_none_empty() -> None:
+    """6 and 6: split, the shares are 0.6 and 0.3; both on the larger, 0.6 and nothing, which is less even."""
+    choice = toy([6, 6], {"cuda:0": 10, "cuda:1": 20}).choice()
+    assert devices(choice) == {"a": "cuda:0", "b": "cuda:1"}

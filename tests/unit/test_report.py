@@ -105,14 +105,14 @@ def test_plan_data_is_the_plan_in_bytes(plan: Plan) -> None:
 def test_plan_text_whole(plan: Plan) -> None:
     """A heading, a line per component, a bar per device, where the sizes are from."""
     # of 32 cells: 3.5 of 8 GiB are 14, 2 of 8 are 8; on the cpu 4 of 16 are 8
+    reason = "device_map.unet, brought layer by layer"
     assert render(plan) == [
         "StableDiffusionPipeline on a toy machine; latents and embeddings live on cuda:0",
         "",
         "component     class                 dtype    weights  runs on  rest on  residency  why",
         "vae           AutoencoderKL         float16  2.0 GiB  cuda:0   cuda:0   always     device_map.default: cuda:0",
         "text_encoder  CLIPTextModel         float16  1.0 GiB  cuda:0   cuda:0   always     device_map.default: cuda:0",
-        "unet          UNet2DConditionModel  float16  4.0 GiB  cuda:0   cpu      per leaf   "
-        "device_map.unet, brought layer by layer",
+        "unet          UNet2DConditionModel  float16  4.0 GiB  cuda:0   cpu      per leaf   " + reason,
         "",
         f"cuda:0  {'█' * 14}{'▒' * 8}{'·' * 10}  3.5 GiB weights, 2.0 GiB reserve, 2.5 GiB free of 8.0 GiB",
         f"cpu     {'█' * 8}{'·' * 24}  4.0 GiB weights, 12.0 GiB free of 16.0 GiB",

@@ -1,0 +1,142 @@
+"""Why nothing fits, as problems with need and have, and the changes that help, each of them planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dmconfig.devices import CPU, is_accelerator
+from dmconfig.errors import Code, Problem
+from dmconfig.inventory import Device
+from dmconfig.paths import ConfigPath
+from dmconfig.plan.placement import best_choice, uses_of
+from dmconfig.plan.requests import Place
+from dmconfig.plan.task import Task
+from dmconfig.resolve import Resolved
+from dmconfig.spec import DEFAULT_RESERVE, PlacementSpec
+from dmconfig.units import GIB, MIB, format_bytes
+
+_RESERVES = (DEFAULT_RESERVE, GIB, GIB // 2, 256 * MIB, 0)
+
+
+def misfits(resolved: Resolved, task: Task) -> Iterator[Problem]:
+    """Yield why no placement fits: a reserve no device has, pins too big for a device, components that fit nowhere
+    even alone, or else all of them together.
+    """
+    fix = _advice(task)
+    budgets = task.limits.budgets
+    if task.usable and all(task.spec.reserve >= budgets[device] for device in task.usable):
+        what = f"the reserve of {format_bytes(task.spec.reserve)} leaves no room; {_offers(task.usable, task)}"
+        yield resolved.problem(Code.DOES_NOT_FIT, ("reserve",), what, fix=fix)
+        return
+    pinned = [*_overfull(resolved, task, fix)]
+    yield from pinned
+    alone = [] if pinned else [name for name in task.requests if not _fits_alone(name, task)]
+    for name in alone:
+        what = f"{name} {_need(name, task)}; {_offers(_devices_of(task.requests[name].places), task)}"
+        yield resolved.problem(Code.DOES_NOT_FIT, _path_of(name, task), what, fix=fix)
+    if not pinned and not alone:
+        yield _together(resolved, task, fix)
+
+
+def _overfull(resolved: Resolved, task: Task, fix: str) -> Iterator[Problem]:
+    """A problem per device on which the file itself puts more than there is."""
+    limits, loads = task.limits, task.loads
+    pins = {name: request.places[0] for name, request in task.requests.items() if request.pinned}
+    uses = uses_of(pins, loads, limits.budgets)
+    for device, use in uses.items():
+        if limits.holds(device, use):
+            continue
+        names = [name for name, place in pins.items() if device in (place.device, place.storage_device)]
+        parts = " + ".join(f"{name} {format_bytes(_bytes_on(device, name, pins[name], task))}" for name in names)
+        one_at_a_time = " (of those brought in turn, the largest counts)" if use.brought and len(names) > 1 else ""
+        what = f"on {device}: {parts}{_reserve_on(device, task)}{one_at_a_time}; {_offers((device,), task)}"
+        yield resolved.problem(Code.DOES_NOT_FIT, _path_of(names[0], task), what, fix=fix)
+
+
+def _bytes_on(device: str, name: str, place: Place, task: Task) -> int:
+    load = task.loads[name]
+    return load.peak_bytes(place.residency) if device == place.device else load.nbytes
+
+
+def _together(resolved: Resolved, task: Task, fix: str) -> Problem:
+    total = sum(load.nbytes for load in task.loads.values())
+    places = [place for request in task.requests.values() for place in request.places]
+    reserve = f" + {format_bytes(task.spec.reserve)} reserve on each accelerator" if task.usable else ""
+    parts = ", ".join(f"{name} {format_bytes(load.nbytes)}" for name, load in task.loads.items())
+    what = f"together the components need {format_bytes(total)}{reserve}; {_offers(_devices_of(places), task)}"
+    return resolved.problem(Code.DOES_NOT_FIT, ("device_map",), what, why=f"they are: {parts}", fix=fix)
+
+
+def _path_of(name: str, task: Task) -> ConfigPath:
+    named = isinstance(task.spec.device_map, dict) and name in task.spec.device_map
+    return ("device_map", name) if named else ("device_map",)
+
+
+def _fits_alone(name: str, task: Task) -> bool:
+    return best_choice({name: task.requests[name]}, task.loads, task.limits) is not None
+
+
+def _need(name: str, task: Task) -> str:
+    places = task.requests[name].places
+    least = min(task.loads[name].peak_bytes(place.residency) for place in places)
+    return f"needs {format_bytes(least)}{_reserve_on(places[0].device, task)}"
+
+
+def _reserve_on(device: str, task: Task) -> str:
+    reserve = task.spec.reserve if is_accelerator(device) else 0
+    return f" + {format_bytes(reserve)} reserve" if reserve else ""
+
+
+def _devices_of(places: list[Place] | tuple[Place, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(device for place in places for device in (place.device, place.storage_device)))
+
+
+def _offers(devices: tuple[str, ...], task: Task) -> str:
+    by_id = {device.id: device for device in task.inventory.devices}
+    return ", ".join(_offer(by_id[device], task) for device in devices)
+
+
+def _offer(device: Device, task: Task) -> str:
+    budget = task.limits.budgets[device.id]
+    text = f"{device.id} offers {format_bytes(budget)}"
+    if budget < device.free_bytes:
+        return f"{text} (max_memory, of {format_bytes(device.free_bytes)})"
+    return text if device.free_bytes == device.total_bytes else f"{text} (free of {format_bytes(device.total_bytes)})"
+
+
+def _advice(task: Task) -> str:
+    """The changes that help, least first, each of them planned."""
+    found = [text for text, variation in _variations(task) if variation.choice() is not None]
+    return "; or ".join(found[:3]) or "use a machine with more memory, a smaller dtype, or a smaller pipeline"
+
+
+def _variations(task: Task) -> Iterator[tuple[str, Task]]:
+    for reserve in _RESERVES:
+        lower = task.variation(reserve=reserve)
+        if reserve < task.spec.reserve and lower.choice() is not None:
+            yield f"lower reserve to {format_bytes(reserve)}", lower
+            break
+    if task.spec.max_memory:
+        yield "remove max_memory", task.variation(max_memory={})
+    yield from _other_pins(task)
+    balanced = task.variation(device_map="balanced")
+    if task.spec.device_map != "balanced":
+        yield "use device_map: balanced", balanced
+    for word in ("cpu_offload_with_hook", "sequential_cpu_offload"):
+        if word != task.spec.low_memory:
+            yield f"use low_memory: {word}", task.variation(low_memory=word)
+            if task.spec.device_map != "balanced" and balanced.choice() is None:
+                text = f"use device_map: balanced with low_memory: {word}"
+                yield text, task.variation(device_map="balanced", low_memory=word)
+
+
+def _other_pins(task: Task) -> Iterator[tuple[str, Task]]:
+    """One pinned component on another accelerator."""
+    device_map = task.spec.device_map
+    if not isinstance(device_map, dict):
+        return
+    for name, entry in device_map.items():
+        here = entry.execution if isinstance(entry, PlacementSpec) else entry
+        for device in task.usable if name in task.requests and here != CPU else ():
+            if device != here:
+                yield f"place {name} on {device}", task.variation(device_map={**device_map, name: device})
