@@ -6,6 +6,7 @@ pipeline's call) and ``detach`` (weights back on the cpu, no hook left).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -68,12 +69,14 @@ class Brought:
     """Weights that rest on the cpu and are on the device, whole, from the component's first call.
 
     They go home when another component takes its turn, or, for one without turns (it runs within another's phase),
-    when the pipeline's call ends.
+    when the pipeline's call ends. Home is where they came from: the tensors that rest are kept, often mapped from
+    the file, so going home moves nothing. What was written to or cast on the device is copied back instead.
     """
 
     def __init__(self, module: torch.nn.Module, device: torch.device, turns: Turns | None) -> None:
         self.module, self.device, self.turns = module, device, turns
         self._there = False
+        self._home: list[_Home] = []
 
     def attach(self) -> None:
         """Leave the weights on the cpu."""
@@ -85,20 +88,76 @@ class Brought:
             return
         if self.turns is not None:
             self.turns.take(self)
+        resting = [(slot, slot.tensor, slot.tensor.data) for slot in _slots(self.module)]
         self.module.to(self.device)
+        self._home = [_Home(slot, tensor, data, slot.tensor._version) for slot, tensor, data in resting]
         self._there = True
 
     def rest(self) -> None:
-        """Move the weights back to the cpu."""
-        if self._there:
-            self.module.to(CPU)
-            self._there = False
+        """Put the weights back where they rested."""
+        if not self._there:
+            return
+        for home in self._home:
+            home.take_back()
+        self.module.to(CPU)  # what is new, was cast or was written to
+        self._home.clear()
+        self._there = False
 
     def detach(self) -> None:
         """Move the weights back to the cpu and give up the turn."""
         self.rest()
         if self.turns is not None and self.turns.holder is self:
             self.turns.holder = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A named place for a parameter or a buffer in one module."""
+
+    tensors: dict[str, torch.Tensor | None]
+    name: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What stands there now."""
+        tensor = self.tensors[self.name]
+        assert tensor is not None  # noqa: S101 - slots are made of those that hold one
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """What rests while a copy is on the device: the tensor, its data, and the copy's version when it was made."""
+
+    slot: _Slot
+    tensor: torch.Tensor
+    data: torch.Tensor
+    version: int
+
+    def take_back(self) -> None:
+        """Put the resting data back, unless the copy has been written to, cast, or replaced since."""
+        copy = self.slot.tensors.get(self.slot.name)
+        if (
+            copy is None
+            or copy.dtype != self.data.dtype
+            or copy.shape != self.data.shape
+            or copy._version != self.version
+        ):
+            return
+        if isinstance(copy, torch.nn.Parameter):
+            copy.data = self.data  # a parameter keeps its identity on every move
+        else:
+            self.slot.tensors[self.slot.name] = self.tensor  # a buffer is another tensor after each
+
+
+def _slots(module: torch.nn.Module) -> list[_Slot]:
+    return [
+        _Slot(tensors, name)
+        for part in module.modules()
+        for tensors in (part._parameters, part._buffers)
+        for name, tensor in tensors.items()
+        if tensor is not None
+    ]
 
 
 class PerLeaf:

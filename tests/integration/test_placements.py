@@ -291,3 +291,34 @@ def test_the_picture_of_a_seven_is_a_seven(virtual_machine: MakeMachine) -> None
     for seed, (number, word) in enumerate([(7, "seven"), (2, "two"), (0, "zero")]):
         picture = pipe(word, generator=torch.Generator().manual_seed(seed)).images[0]
         assert judge.digit_of(picture) == number
+
+
+def test_weights_brought_whole_go_home_without_a_copy(virtual_machine: MakeMachine) -> None:
+    """Weights travel to the device only: what rests on the cpu stays there, mapped from the file."""
+    machine = virtual_machine()
+    pipe = load(PLACEMENTS["cpu_offload_with_hook"])
+    resting = {tensor: tensor.data_ptr() for tensor in pipe.unet.parameters()}
+    machine.ledger.reset()
+
+    draw(pipe, 0)
+
+    assert {move.destination for move in machine.ledger.moves if move.kind == "weights"} == {"cuda:0"}
+    assert {tensor: tensor.data_ptr() for tensor in pipe.unet.parameters()} == resting
+
+
+def test_what_a_call_writes_to_weights_comes_home(virtual_machine: MakeMachine) -> None:
+    """Weights written to, or cast, while they are on the device are copied back instead of forgotten."""
+    virtual_machine()
+    pipe = load(PLACEMENTS["cpu_offload_with_hook"])
+
+    def write(_pipe: Any, _step: int, _timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        with torch.no_grad():
+            pipe.unet.conv_out.bias.fill_(0.5)
+        pipe.unet.conv_in.to(torch.float64).to(torch.float32)
+        return values
+
+    draw(pipe, 0, callback_on_step_end=write)
+
+    assert pipe.unet.conv_out.bias.device == torch.device("cpu")
+    assert torch.equal(pipe.unet.conv_out.bias, torch.full((4,), 0.5))
+    assert pipe.unet.conv_in.weight.dtype == torch.float32

@@ -370,7 +370,7 @@ def test_best_choice_work_on_identical_accelerators_is_bounded(
 
 
 @pytest.mark.xfail(strict=True, reason="the bound sees nothing of what is still to be placed")
-@pytest.mark.parametrize("mode", [(ALWAYS,), (ALWAYS, WHOLE), (LEAF,)], ids=lambda mode: "_".join(mode))
+@pytest.mark.parametrize("mode", [(ALWAYS,), (ALWAYS, WHOLE), (LEAF,)], ids="_".join)
 def test_best_choice_work_on_nearly_equal_accelerators_is_bounded(
     mode: tuple[Residency, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
