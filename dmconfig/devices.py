@@ -8,8 +8,8 @@ ACCELERATOR_KINDS = ("cuda", "mps", "xpu", "npu", "mlu", "hpu", "musa")
 CPU, DISK = "cpu", "disk"
 DEVICE_FORMS = "cpu, or an accelerator by number (0), kind (cuda) or full name (cuda:0, xpu:1, mps)"
 
-_INDEX = re.compile(r"\d{1,3}")
-_FULL = re.compile(r"([a-z]+)(?::(\d{1,3}))?")
+_INDEX = re.compile(r"[0-9]{1,3}")
+_FULL = re.compile(r"([a-z]+)(?::([0-9]{1,3}))?")
 
 
 def parse_device(value: object) -> str:

@@ -184,7 +184,9 @@ class _Builder:
     def _alias(self, event: events.AliasEvent) -> _Node:
         node = self._anchors.get(event.anchor or "")
         if node is None:
-            self._problem(event, Code.SYNTAX, f"alias *{event.anchor} has no anchor before it", "define it first")
+            self._problem(
+                event, Code.SYNTAX, f"alias *{event.anchor} has no anchor that ends before it", "define it first"
+            )
             return _Node(events.ScalarEvent(None, None, (True, False), "", event.start_mark, event.end_mark))
         return node
 
@@ -247,7 +249,7 @@ class _Builder:
         value = parse_scalar(text)
         kind = _other_reading(text, value)
         if kind:
-            what = f"{text} is {kind} to some YAML readers and text to others"
+            what = f"{text} is {kind} to some YAML readers and {'a number' if kind == 'text' else 'text'} to others"
             fix = f"quote it if text is meant ('{text}'){_plain_form(text, kind)}"
             self._problem(event, Code.AMBIGUOUS_SCALAR, what, fix, path)
         return value
@@ -274,11 +276,16 @@ class _Builder:
 
 
 def _other_reading(text: str, value: Any) -> str | None:
-    """Return what a YAML 1.1 reader makes of a scalar that YAML 1.2 reads as text, or None when they agree."""
-    if not isinstance(value, str):
-        return None
-    if _OCTAL.fullmatch(text):  # 1.2 writes octal so, 1.1 does not know it
-        return "a number"
+    """Return what a scalar is to some readers of YAML when others read it differently; None when all agree."""
+    kind = _kind_in_yaml_11(text)
+    if isinstance(value, str):
+        return "a number" if _OCTAL.fullmatch(text) else kind  # 1.2 writes octal so, 1.1 does not know it
+    return "text" if isinstance(value, float) and kind is None else None  # 1e9 lacks the dot and sign that 1.1 wants
+
+
+def _kind_in_yaml_11(text: str) -> str | None:
+    if text in ("y", "Y", "n", "N"):  # in the text of 1.1, though not in PyYAML
+        return "a boolean"
     for tag, pattern in yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], ()):
         if pattern.match(text):
             return _KIND_IN_YAML_11[tag.rpartition(":")[2]]
@@ -287,6 +294,8 @@ def _other_reading(text: str, value: Any) -> str | None:
 
 def _plain_form(text: str, kind: str) -> str:
     """How to write the other reading, where one can tell what it would be."""
+    if kind == "text":
+        return f", or write {float(text):.1e} for a number"
     if kind == "a boolean":
         return f", or write {'true' if text.lower() in ('yes', 'on', 'y') else 'false'}"
     sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("+-").replace("_", "")

@@ -34,6 +34,7 @@ _AT_TOP = {
     "enable_model_cpu_offload": _OFFLOAD_WHOLE,
     "enable_sequential_cpu_offload": _OFFLOAD_LEAVES,
     "sequential_cpu_offload": _OFFLOAD_LEAVES,
+    "execution": "it belongs under 'device_map.<component>'",
     "offload": "use 'low_memory'",
     "offload_dir": "use 'offload_folder'",
     "memory": "use 'max_memory'",

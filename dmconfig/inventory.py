@@ -14,6 +14,8 @@ from dmconfig.units import GIB, parse_size
 _GROUP = re.compile(r"(?:(\d{1,9})\s*x\s*)?(.+)")
 MAX_ACCELERATORS = 64
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUP_STAT = ("/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat")
+_CACHED_FILES = ("inactive_file", "total_inactive_file")
 _CGROUP_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 _DEVICE_FILES = (
     "nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "accel/accel*", "accel[0-9]*", "davinci[0-9]*", "cambricon*",
@@ -65,7 +67,7 @@ def parse_machine(gpus: str | None, ram: str | None, *, this_machine: Inventory 
     if problems:
         raise MachineError(problems)
     stated = [f"{flag} {value}" for flag, value in (("--gpus", gpus), ("--ram", ram)) if value is not None]
-    return Inventory(accelerators=accelerators, host=host, name=" ".join(stated))
+    return Inventory(accelerators=accelerators, host=host, name=" ".join(stated) or "the machine")
 
 
 def probe_machine() -> Inventory:
@@ -138,8 +140,21 @@ def _probe_host() -> Device:
     total, free = int(memory.total), int(memory.available)
     limit = _first_number(_CGROUP_LIMITS)
     if limit is not None and limit < total:
-        total, free = limit, min(free, max(0, limit - (_first_number(_CGROUP_USE) or 0)))
+        total, free = limit, min(free, max(0, limit - _container_use()))
     return Device(id=CPU, description="host memory", total_bytes=total, free_bytes=free)
+
+
+def _container_use() -> int:
+    """What a container uses and cannot give back: cached files, such as weights read before, do not count."""
+    used = _first_number(_CGROUP_USE) or 0
+    for file in _CGROUP_STAT:
+        try:
+            lines = Path(file).read_text().splitlines()
+        except OSError:
+            continue
+        cached = next((int(line.split()[1]) for line in lines if line.split()[0] in _CACHED_FILES), 0)
+        return max(0, used - cached)
+    return used
 
 
 def _first_number(files: tuple[str, ...]) -> int | None:

@@ -233,7 +233,8 @@ def _devices_named_twice(resolved: Resolved) -> Iterator[Problem]:
         if device in seen:
             what = f"{seen[device]!r} and {key!r} are the same device, {device}"
             path = ("max_memory", key)
-            yield resolved.problem(Code.DUPLICATE_DEVICE, path, what, fix="keep one of the two", key=True)
+            fix = "keep one of the two; an override has to spell the device as the file does"
+            yield resolved.problem(Code.DUPLICATE_DEVICE, path, what, fix=fix, key=True)
         seen[device] = key
 
 

@@ -16,8 +16,8 @@ _BYTES_PER_UNIT = {
     "G": 10**9, "GB": 10**9, "GiB": GIB,
     "T": 10**12, "TB": 10**12, "TiB": TIB,
 }  # fmt: skip
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
 SIZE_FORMS = "a whole number of bytes, or a number and a unit: 20GiB, 24GB, 512MiB, 1.5TB"
 BUDGET_FORMS = f"{SIZE_FORMS}; for a budget also 80% (of the device) or free-2GiB"
 

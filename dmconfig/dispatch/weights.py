@@ -7,7 +7,7 @@ pipeline's call) and ``detach`` (weights back on the cpu, no hook left).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from accelerate.hooks import attach_align_device_hook, remove_hook_from_module
@@ -114,14 +114,13 @@ class Brought:
 class _Slot:
     """A named place for a parameter or a buffer in one module."""
 
-    tensors: dict[str, torch.Tensor | None]
+    tensors: dict[str, Any]  # of a module: its parameters, or its buffers
     name: str
 
     @property
     def tensor(self) -> torch.Tensor:
         """What stands there now."""
-        tensor = self.tensors[self.name]
-        assert tensor is not None  # noqa: S101 - slots are made of those that hold one
+        tensor: torch.Tensor = self.tensors[self.name]
         return tensor
 
 

@@ -49,7 +49,10 @@ def _overfull(resolved: Resolved, task: Task, fix: str) -> Iterator[Problem]:
         names = [name for name, place in pins.items() if device in (place.device, place.storage_device)]
         parts = " + ".join(f"{name} {format_bytes(_bytes_on(device, name, pins[name], task))}" for name in names)
         one_at_a_time = " (of those brought in turn, the largest counts)" if use.brought and len(names) > 1 else ""
-        what = f"on {device}: {parts}{_reserve_on(device, task)}{one_at_a_time}; {_offers((device,), task)}"
+        short = format_bytes(use.peak - limits.offer(device))
+        what = (
+            f"on {device}: {parts}{_reserve_on(device, task)}{one_at_a_time}; {_offers((device,), task)}, {short} short"
+        )
         yield resolved.problem(Code.DOES_NOT_FIT, _path_of(names[0], task), what, fix=fix)
 
 
@@ -106,14 +109,14 @@ def _offer(device: Device, task: Task) -> str:
 
 def _advice(task: Task) -> str:
     """The changes that help, least first, each of them planned."""
-    found = [text for text, variation in _variations(task) if variation.choice() is not None]
+    found = [text for text, variation in _variations(task) if variation.found() is not None]
     return "; or ".join(found[:3]) or "use a machine with more memory, a smaller dtype, or a smaller pipeline"
 
 
 def _variations(task: Task) -> Iterator[tuple[str, Task]]:
     for reserve in _RESERVES:
         lower = task.variation(reserve=reserve)
-        if reserve < task.spec.reserve and lower.choice() is not None:
+        if reserve < task.spec.reserve and lower.found() is not None:
             yield f"lower reserve to {format_bytes(reserve)}", lower
             break
     if task.spec.max_memory:
@@ -125,7 +128,7 @@ def _variations(task: Task) -> Iterator[tuple[str, Task]]:
     for word in ("cpu_offload_with_hook", "sequential_cpu_offload"):
         if word != task.spec.low_memory:
             yield f"use low_memory: {word}", task.variation(low_memory=word)
-            if task.spec.device_map != "balanced" and balanced.choice() is None:
+            if task.spec.device_map != "balanced" and balanced.found() is None:
                 text = f"use device_map: balanced with low_memory: {word}"
                 yield text, task.variation(device_map="balanced", low_memory=word)
 

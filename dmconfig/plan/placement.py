@@ -15,6 +15,10 @@ from dmconfig.plan.requests import Place, Request
 
 Choice = Mapping[str, Place]
 _Cost = tuple[int, float, float]
+_ROUNDING = 1e-12
+
+MAX_STEPS = 5_000
+"""Placements tried before the search settles for the best it has: a fraction of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,64 +78,97 @@ def uses_of(choice: Choice, loads: Mapping[str, Load], devices: Iterable[str]) -
     return uses
 
 
-def best_choice(requests: Mapping[str, Request], loads: Mapping[str, Load], limits: Limits) -> Choice | None:
-    """Return the best choice of a place per component within the limits, or None when there is none.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A choice of a place per component; ``proven`` is False when the search ended before it had seen everything."""
+
+    choice: Choice
+    proven: bool
+
+
+def best_choice(requests: Mapping[str, Request], loads: Mapping[str, Load], limits: Limits) -> Found | None:
+    """Return the best choice of a place per component within the limits, or None when none was found.
 
     Best: the fewest bytes that do not stay on an accelerator; then the lowest share of its budget on the fullest
-    accelerator; then the most even shares. Ties go to the earlier places of each request, large components first.
-    The order of the input does not matter, and it is not changed.
+    accelerator; then the least sum of squared shares. The order of the input does not matter, and it is not changed.
+    Up to ``MAX_STEPS`` placements are tried, which is enough to prove every answer for up to 8 components on 8
+    accelerators but for contrived budgets; after that the best found is returned.
     """
     order = sorted(requests, key=lambda name: (len(requests[name].places) > 1, -loads[name].nbytes, name))
     search = _Search(requests, loads, limits)
     search.descend(order, {}, {device: Use() for device in limits.budgets}, 0)
-    return search.best
+    return None if search.best is None else Found(search.best, proven=search.steps < MAX_STEPS)
 
 
 class _Search:
-    """Depth first, dearest component first; a branch is left when it cannot beat the best found so far."""
+    """Depth first, largest component first, cheapest place first; a branch that cannot beat the best is left."""
 
     def __init__(self, requests: Mapping[str, Request], loads: Mapping[str, Load], limits: Limits) -> None:
         self.requests, self.loads, self.limits = requests, loads, limits
-        self._mentions = {
-            device: frozenset(
-                (name, place.residency)
-                for name, request in requests.items()
-                for place in request.places
-                if place.device == device and not request.pinned
-            )
-            for device in limits.budgets
-        }
         self.best: Choice | None = None
+        self.steps = 0
         self._best_cost: _Cost | None = None
+        budgets = [budget for device, budget in limits.budgets.items() if device != CPU]
+        self._total, self._total_squared = sum(budgets), sum(budget * budget for budget in budgets)
+        self._open_to = {device: self._components_open_to(device) for device in limits.budgets}
 
     def descend(self, rest: Sequence[str], choice: Choice, uses: Uses, away: int) -> None:
-        cost = (away, *self._unevenness(uses))
-        if self._best_cost is not None and cost >= self._best_cost:
-            return  # cost only grows on the way down
         if not rest:
-            self.best, self._best_cost = choice, cost
+            cost = (away, *self._shares(uses))
+            if self._best_cost is None or cost < self._best_cost:
+                self.best, self._best_cost = choice, cost
             return
-        name, load = rest[0], self.loads[rest[0]]
+        name = rest[0]
+        for _, place, after, moved in self._steps(name, uses):
+            if self.steps >= MAX_STEPS or not self._can_improve(rest[1:], after, away + moved):
+                continue
+            self.steps += 1
+            self.descend(rest[1:], {**choice, name: place}, after, away + moved)
+
+    def _steps(self, name: str, uses: Uses) -> list[tuple[_Cost, Place, Uses, int]]:
+        """The places within the limits that a component can take now, cheapest first; ties in the request's order."""
+        load = self.loads[name]
+        steps: list[tuple[_Cost, Place, Uses, int]] = []
         for place in self._distinct(self.requests[name].places, uses):
             after = _with(uses, place, load)
             if all(self.limits.holds(device, after[device]) for device in {place.device, place.storage_device}):
                 moved = 0 if place.storage_device != CPU else load.nbytes
-                self.descend(rest[1:], {**choice, name: place}, after, away + moved)
+                steps.append(((moved, *self._shares(after)), place, after, moved))
+        return sorted(steps, key=lambda step: step[0])
 
-    def _unevenness(self, uses: Uses) -> tuple[float, float]:
-        shares = [
-            use.peak / budget
-            for device, use in uses.items()
-            if device != CPU and (budget := self.limits.budgets[device])
-        ]
+    def _can_improve(self, rest: Sequence[str], uses: Uses, away: int) -> bool:
+        """Tell whether anything below may cost less than the best: a lower bound of its cost is compared."""
+        if self._best_cost is None:
+            return True
+        fullest, squares = self._shares(uses)
+        if away == self._best_cost[0] and self._total:
+            # nothing more may go away, so all that is left has to go on the accelerators, at best evenly
+            held = sum(use.held for device, use in uses.items() if device != CPU)
+            held += sum(self.loads[name].nbytes for name in rest)
+            fullest = max(fullest, held / self._total)
+            squares = max(squares, held * held / self._total_squared)
+        return (away, fullest + _ROUNDING, squares + _ROUNDING) < self._best_cost
+
+    def _shares(self, uses: Uses) -> tuple[float, float]:
+        """The share of its budget used on the fullest accelerator, and the sum of squared shares."""
+        budgets = self.limits.budgets
+        shares = [use.peak / budgets[device] for device, use in uses.items() if device != CPU and budgets[device]]
         return max(shares, default=0.0), sum(share * share for share in shares)
+
+    def _components_open_to(self, device: str) -> frozenset[object]:
+        return frozenset(
+            (name, place.residency)
+            for name, request in self.requests.items()
+            for place in request.places
+            if place.device == device and not request.pinned
+        )
 
     def _distinct(self, places: Sequence[Place], uses: Uses) -> Iterator[Place]:
         """Of accelerators with the same budget and use, open to the same components, one is as good as another."""
         seen: set[object] = set()
         for place in places:
             device = place.device
-            alike = (self.limits.budgets[device], uses[device], self._mentions[device], place.residency, device == CPU)
+            alike = (self.limits.budgets[device], uses[device], self._open_to[device], place.residency, device == CPU)
             if alike not in seen or len(places) == 1:
                 seen.add(alike)
                 yield place

@@ -12,11 +12,12 @@ from dmconfig.inventory import Device, Inventory
 from dmconfig.paths import ConfigPath
 from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Plan, Residency
-from dmconfig.plan.placement import Choice, uses_of
+from dmconfig.plan.placement import Choice, Found, uses_of
 from dmconfig.plan.requests import Place, Request
 from dmconfig.plan.task import Task
 from dmconfig.resolve import Resolved
 from dmconfig.spec import PlacementSpec, Spec
+from dmconfig.units import format_bytes
 
 
 def make_plan(
@@ -40,16 +41,17 @@ def make_plan(
     if missing:
         raise PlanError(missing)
     task = Task(spec=spec, assembly=assembly, footprints=footprints, inventory=inventory)
-    choice = task.choice()
-    if choice is None:
+    found = task.found()
+    if found is None:
         raise PlanError([*misfits(resolved, task)])
+    choice = found.choice
     return Plan(
         pipeline=assembly.class_name,
         machine=inventory.name,
         execution_device=choice[assembly.denoiser].device if choice else CPU,
         assignments=tuple(_assignment(part.name, choice[part.name], task) for part in assembly.modules),
         devices=tuple(_device_use(device, choice, task) for device in inventory.devices),
-        notes=(*notes, *_notes(choice, task)),
+        notes=(*notes, *_notes(found, task)),
     )
 
 
@@ -90,7 +92,7 @@ def _assignment(name: str, place: Place, task: Task) -> Assignment:
         execution_device=place.device,
         storage_device=place.storage_device,
         residency=place.residency,
-        reason=_reason(place, task.requests[name]),
+        reason=_reason(place, task.requests[name], task.spec.reserve),
     )
 
 
@@ -101,12 +103,13 @@ _BROUGHT = {
 }
 
 
-def _reason(place: Place, request: Request) -> str:
+def _reason(place: Place, request: Request, reserve: int) -> str:
     """Why a component is there: what the file says, or what the search found."""
     if request.pinned:
         return f"{request.origin}{_BROUGHT[place.residency]}"
     if place.residency is not Residency.ALWAYS:
-        return f"no accelerator has room for it beside the others{_BROUGHT[place.residency]}"
+        beside = f"the others and the reserve of {format_bytes(reserve)}" if reserve else "the others"
+        return f"no accelerator has room for it beside {beside}{_BROUGHT[place.residency]}"
     if place.device == CPU:
         return "no accelerator has room for it; computed on the cpu, which max_memory.cpu allows"
     return f"{request.origin}: fits, and keeps the accelerators even"
@@ -126,7 +129,10 @@ def _device_use(device: Device, choice: Choice, task: Task) -> DeviceUse:
     )
 
 
-def _notes(choice: Choice, task: Task) -> Iterator[str]:
+def _notes(found: Found, task: Task) -> Iterator[str]:
+    choice = found.choice
+    if not found.proven:
+        yield "there are very many ways to place this; a more even one than the one found may exist"
     if task.spec.low_memory != "none" and all(place.residency is Residency.ALWAYS for place in choice.values()):
         if task.usable:
             yield f"low_memory: {task.spec.low_memory} is not needed: every component fits an accelerator"

@@ -9,7 +9,7 @@ from dmconfig.assembly import Assembly
 from dmconfig.devices import is_accelerator
 from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
-from dmconfig.plan.placement import Choice, Limits, Load, best_choice
+from dmconfig.plan.placement import Found, Limits, Load, best_choice
 from dmconfig.plan.requests import Request, requests_of
 from dmconfig.spec import Spec
 
@@ -49,7 +49,7 @@ class Task:
             for name, size in self.footprints.items()
         }
 
-    def choice(self) -> Choice | None:
+    def found(self) -> Found | None:
         """Return the best place for each component, or None when nothing fits."""
         return best_choice(self.requests, self.loads, self.limits)
 

@@ -282,6 +282,28 @@ def test_pictures_from_a_picture(call: str, placement: str, tiny: Tiny, virtual_
     check(call, placement, tiny, virtual_machine)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_brought_whole_take_no_more_than_planned(kind: str, tiny: Tiny, virtual_machine: MakeMachine) -> None:
+    """Under cpu_offload_with_hook one component at a time is on the device, and those that run within another's phase."""
+    machine = virtual_machine()
+    pipe = load_from_yaml(tiny.spec(kind), {"device_map": "cuda:0", "low_memory": "cpu_offload_with_hook"})
+    sizes = {name: allocated_bytes(part) for name, part in pipe.components.items() if name in pipe.hf_device_map}
+    at_once = sum(size for name, size in sizes.items() if name in ALONGSIDE)
+    one_at_a_time = max(size for name, size in sizes.items() if name not in ALONGSIDE)
+    machine.ledger.reset()
+
+    draw(pipe, kind, 0)
+
+    assert 0 < machine.ledger.peak_bytes("cuda:0", kind="weights") <= one_at_a_time + at_once
+
+
+def allocated_bytes(module: torch.nn.Module) -> int:
+    """Return what a module's tensors take on an accelerator, which allocates in steps of 512 bytes."""
+    tensors = {tensor.data_ptr(): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return sum(-(-tensor.numel() * tensor.element_size() // 512) * 512 for tensor in tensors.values())
+
+
 def test_calls_are_those_of_kinds_and_their_variants() -> None:
     """No call of the tiny pipelines is left out of the matrix."""
     assert set(CALLS) == {*KINDS, *CLASSES}

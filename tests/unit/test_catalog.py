@@ -111,13 +111,11 @@ def test_sparse_pipeline_measures_as_the_catalogue_says(tmp_path: Path, hub_id: 
     assert sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*")) < 2**20
 
 
-def test_finding_a_pipeline_needs_no_torch_and_little_time() -> None:
-    """The catalogue answers within 10 ms, without torch or a library that imports it."""
+def test_finding_a_pipeline_needs_no_torch() -> None:
+    """The catalogue answers without torch or a library that imports it."""
     code = (
-        "import sys, time, dmconfig.catalog as c; start = time.perf_counter()\n"
-        "assert c.find_pipeline('black-forest-labs/FLUX.1-dev')\n"
+        "import sys, dmconfig.catalog as catalog\n"
+        "assert catalog.find_pipeline('black-forest-labs/FLUX.1-dev')\n"
         "assert not {'torch', 'diffusers', 'transformers', 'accelerate'} & set(sys.modules)\n"
-        "print(time.perf_counter() - start)"
     )
-    best_s = min(float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(3))
-    assert best_s < 0.01
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

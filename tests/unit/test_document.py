@@ -251,7 +251,7 @@ def test_alias_without_anchor_is_refused() -> None:
     """An alias of something that is not there, or that comes later, has a place."""
     problem = refusal("a: *later\nb: &later 1\n")
     assert (problem.code, where(problem)) == (Code.SYNTAX, (1, 4))
-    assert "*later has no anchor before it" in problem.what
+    assert "*later has no anchor that ends before it" in problem.what
 
 
 def test_alias_within_its_own_anchor_is_refused() -> None:

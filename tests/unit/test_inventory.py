@@ -104,9 +104,12 @@ def test_parse_machine_what_is_not_stated_is_this_machine() -> None:
     assert parse_machine("0", None, this_machine=here).accelerators == ()
 
 
-def cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path, *, limit: str | None, use: str | None) -> None:
+def cgroup(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, limit: str | None, use: str | None, stat: str | None = None
+) -> None:
     """Make the control group's files say this; None: there is no such file."""
-    for name, table, content in (("limit", "_CGROUP_LIMITS", limit), ("use", "_CGROUP_USE", use)):
+    tables = (("limit", "_CGROUP_LIMITS", limit), ("use", "_CGROUP_USE", use), ("stat", "_CGROUP_STAT", stat))
+    for name, table, content in tables:
         file = folder / name
         if content is not None:
             file.write_text(content)
@@ -216,3 +219,14 @@ def test_probe_machine_with_a_sign_of_one_asks_torch() -> None:
         "assert 'torch' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("word", ["inactive_file", "total_inactive_file"])
+def test_probe_machine_cached_files_do_not_count_as_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """Of 16 GiB, 10 are in use, 8 of them pages of files read before, which give way: 14 are free."""
+    stat = f"anon {2 * GIB}\nfile {8 * GIB}\n{word} {8 * GIB}\n"
+    cgroup(monkeypatch, tmp_path, limit=str(16 * GIB), use=str(10 * GIB), stat=stat)
+    offer = host(monkeypatch, total=64, available=60)
+    assert (offer.total_bytes, offer.free_bytes) == (16 * GIB, 14 * GIB)
