@@ -60,6 +60,8 @@ RamOption = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="Pl
 
 def main() -> None:
     """Run the command line. What is not an expected failure is a fault of ours, and says how to report it."""
+    # pydantic looks through every installed package for plugins, which costs more than all of our models
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         app()
     except Exception as error:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from dmconfig.assembly import Assembly
 from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
-from dmconfig.fetch import fetch, fetch_indexes, is_whole
 from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.measure import measure, variant_notes
 from dmconfig.plan import Plan, make_plan
@@ -42,6 +41,8 @@ def check_file(file: str | Path, overrides: Iterable[Override] = (), *, ask_hub:
     resolved = resolve(read_document(file), overrides)
     spec = validate_spec(resolved)
     if ask_hub:
+        from dmconfig.fetch import fetch_indexes
+
         fetch_indexes(resolved, spec)
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
 
@@ -115,6 +116,8 @@ def fetched(checked: Checked, progress: Progress) -> Checked:
 
     Raises: BuildError: a download failed.
     """
+    from dmconfig.fetch import is_whole
+
     if is_whole(checked.assembly):
         return checked
     checked = _completed(checked, progress)
@@ -125,6 +128,8 @@ def fetched(checked: Checked, progress: Progress) -> Checked:
 
 
 def _completed(checked: Checked, progress: Progress) -> Checked:
+    from dmconfig.fetch import fetch
+
     fetch(checked.assembly, progress, checked.resolved)
     assembly = check(checked.resolved, checked.spec)
     return Checked(resolved=checked.resolved, spec=checked.spec, assembly=assembly)

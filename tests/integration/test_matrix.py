@@ -285,7 +285,7 @@ def test_pictures_from_a_picture(call: str, placement: str, tiny: Tiny, virtual_
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_brought_whole_take_no_more_than_planned(kind: str, tiny: Tiny, virtual_machine: MakeMachine) -> None:
-    """Under cpu_offload_with_hook one component at a time is on the device, and those that run within another's phase."""
+    """Under cpu_offload_with_hook one component at a time is on the device, beside those within another's phase."""
     machine = virtual_machine()
     pipe = load_from_yaml(tiny.spec(kind), {"device_map": "cuda:0", "low_memory": "cpu_offload_with_hook"})
     sizes = {name: allocated_bytes(part) for name, part in pipe.components.items() if name in pipe.hf_device_map}

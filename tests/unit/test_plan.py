@@ -479,7 +479,8 @@ def test_misfit_of_pins_adds_up_what_the_file_puts_there() -> None:
     """When a device is asked to hold more than it has, its components are added up, with the reserve."""
     (problem,) = refusals("device_map: cuda:0", inventory(cuda=[8]), reserve="1.5GiB")
     assert problem.what == (
-        "on cuda:0: vae 2.0 GiB + text_encoder 1.0 GiB + unet 4.0 GiB + 1.5 GiB reserve; cuda:0 offers 8.0 GiB, 512.0 MiB short"
+        "on cuda:0: vae 2.0 GiB + text_encoder 1.0 GiB + unet 4.0 GiB + 1.5 GiB reserve; "
+        "cuda:0 offers 8.0 GiB, 512.0 MiB short"
     )
 
 
