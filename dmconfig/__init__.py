@@ -10,16 +10,33 @@ from typing import TYPE_CHECKING, Any
 from dmconfig.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from dmconfig.dispatch import derive as derive
+    from dmconfig.dispatch import swap as swap
+    from dmconfig.dispatch import unload as unload
     from dmconfig.errors import DMConfigError as DMConfigError
     from dmconfig.load import load_from_yaml as load_from_yaml
+    from dmconfig.load import loaded as loaded
     from dmconfig.load import plan_from_yaml as plan_from_yaml
 
 _HOMES = {
     "DMConfigError": "dmconfig.errors",
+    "derive": "dmconfig.dispatch",
     "load_from_yaml": "dmconfig.load",
+    "loaded": "dmconfig.load",
     "plan_from_yaml": "dmconfig.load",
+    "swap": "dmconfig.dispatch",
+    "unload": "dmconfig.dispatch",
 }
-__all__ = ["DMConfigError", "__version__", "load_from_yaml", "plan_from_yaml"]
+__all__ = [
+    "DMConfigError",
+    "__version__",
+    "derive",
+    "load_from_yaml",
+    "loaded",
+    "plan_from_yaml",
+    "swap",
+    "unload",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +46,8 @@ class Footprint:
 
     ``nbytes`` counts parameters and buffers at ``dtype``, tied ones once. ``stored_dtype`` is the floating dtype
     that most bytes of the source have. ``largest_leaf_bytes`` is the largest module's own tensors, without its
-    children: the least that must be on a device at once when everything is streamed.
+    children, beside those that the component itself owns: the least weights that must be on a device at once when
+    everything is streamed. Buffers of inner modules, which then stay on the device, come on top.
     """
 
     nbytes: int
@@ -88,9 +89,15 @@ def measure_tensors(
         nbytes=sum(own_bytes.values()),
         dtype=target,
         stored_dtype=stored,
-        largest_leaf_bytes=max(own_bytes.values(), default=0),
+        largest_leaf_bytes=_largest_leaf(own_bytes),
         measured_from="weights",
     )
+
+
+def _largest_leaf(own_bytes: Mapping[str, int]) -> int:
+    """The largest module's own bytes, beside what the component itself (the root, named "") owns."""
+    root = own_bytes.get("", 0)
+    return root + max((size for leaf, size in own_bytes.items() if leaf), default=0)
 
 
 def dominant_dtype(tensors: Iterable[TensorInfo]) -> str:
@@ -164,7 +171,7 @@ def measure_configs(folder: Path, library: str, class_name: str, dtype: str | No
         nbytes=sum(own_bytes.values()),
         dtype=target,
         stored_dtype=claimed,
-        largest_leaf_bytes=max(own_bytes.values(), default=0),
+        largest_leaf_bytes=_largest_leaf(own_bytes),
         measured_from="configs",
     )
 

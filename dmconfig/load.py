@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,25 @@ def load_from_yaml(
         check_weights(checked.resolved, checked.assembly)
         plan = plan_for(checked, probe_machine())
     return load_plan(checked, plan, progress)
+
+
+@contextlib.contextmanager
+def loaded(
+    file: str | Path, overrides: Mapping[str, Any] | None = None, *, progress: Progress | None = None
+) -> Iterator[DiffusionPipeline]:
+    """Load as ``load_from_yaml`` does, for the length of a with block; afterwards the memory is free, come what may.
+
+    Example:
+        with dmconfig.loaded("pipe.yaml") as pipe:
+            pipe("a lighthouse").images[0].save("lighthouse.png")
+    """
+    pipe = load_from_yaml(file, overrides, progress=progress)
+    try:
+        yield pipe
+    finally:
+        from dmconfig.dispatch import unload
+
+        unload(pipe)
 
 
 def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipeline:

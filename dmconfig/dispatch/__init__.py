@@ -5,7 +5,11 @@ weights    bringing a component's weights to where it runs, and sending them hom
 carrier    taking calls into a component to its device and their results back
 placement  all of a pipeline's components placed by a plan; the handle that undoes it
 placed     the pipeline's class, answering diffusers' questions from the placement
+audit      what is true of a placed pipeline, held against its plan
+life       a component swapped, a second pipeline on the same parts, the end
 """
 
-from dmconfig.dispatch.placement import Placement as Placement
-from dmconfig.dispatch.placement import dispatch as dispatch
+from dmconfig.dispatch.life import derive, swap, unload
+from dmconfig.dispatch.placement import Placement, dispatch, placement_of
+
+__all__ = ["Placement", "derive", "dispatch", "placement_of", "swap", "unload"]

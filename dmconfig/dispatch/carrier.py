@@ -19,8 +19,13 @@ from dmconfig.dispatch.weights import Weights
 
 ENTRY_METHODS = (
     "forward", "encode", "decode", "generate", "get_image_features", "get_text_features", "encode_image", "encode_text",
+    "post_process_latents", "scale", "unscale", "check_text_safety", "check_video_safety", "predict_num_frames",
+    "generate_captions", "get_image_tokens", "decode_to_image", "decode_to_mesh",
 )  # fmt: skip
-"""Methods through which pipelines enter a component. Submodules are entered through their ``__call__``."""
+"""Methods through which diffusers' pipelines enter a component, found by searching them for calls on components.
+
+Submodules are entered through their ``__call__``.
+"""
 
 
 class Carrier:

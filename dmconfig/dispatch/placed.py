@@ -16,6 +16,12 @@ import torch
 if TYPE_CHECKING:
     from dmconfig.dispatch.placement import Placement
 
+CHANGING = (
+    "load_lora_weights", "unload_lora_weights", "fuse_lora", "unfuse_lora", "delete_adapters", "set_adapters",
+    "load_textual_inversion", "unload_textual_inversion", "load_ip_adapter", "unload_ip_adapter",
+)  # fmt: skip
+"""Methods of diffusers that add, change or remove weights: they find the components without hooks, as they expect."""
+
 
 class PlacedPipeline:
     """What a placed pipeline answers from its placement; once released, diffusers answers again."""
@@ -48,10 +54,32 @@ class PlacedPipeline:
         if self._placement:
             self._placement.release()
 
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Move the whole pipeline to one device, or cast it: this undoes the placement first."""
+        if self._placement:
+            self._placement.release()
+        return super().to(*args, **kwargs)  # type: ignore[misc]
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the pipeline with all of its weights, wherever they rest; the placement stays."""
+        if self._placement is None:
+            return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+        with self._placement.suspended():
+            return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+
 
 @functools.cache
 def placed_class(cls: Any) -> type:
-    """Return the placed form of a pipeline class; the same one for the same class."""
+    """Return the placed form of a pipeline class; the same one for the same class, and a placed class itself."""
+    if issubclass(cls, PlacedPipeline):
+        return cls  # type: ignore[no-any-return]
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    changing = {name: _changing(getattr(cls, name)) for name in CHANGING if hasattr(cls, name)}
+    return type(cls.__name__, (PlacedPipeline, cls), {**names, **changing, "__call__": _call_of(cls)})
+
+
+def _call_of(cls: Any) -> Any:
+    """The class's call, with the defaults of the file for what the caller does not give."""
 
     @functools.wraps(cls.__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,5 +89,35 @@ def placed_class(cls: Any) -> type:
             kwargs = {**{name: value for name, value in defaults.items() if name not in given}, **kwargs}
         return cls.__call__(self, *args, **kwargs)
 
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__call__": call}
-    return type(cls.__name__, (PlacedPipeline, cls), names)
+    return call
+
+
+def _changing(method: Any) -> Any:
+    """A method of diffusers that changes components, run while no hook is on them."""
+
+    @functools.wraps(method)
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        placement = self._placement
+        if placement is None or placement.is_suspended:
+            return method(self, *args, **kwargs)
+        before = _adapters_of(self)
+        with placement.suspended():
+            try:
+                return method(self, *args, **kwargs)
+            except BaseException:
+                _remove_adapters(self, _adapters_of(self) - before)
+                raise
+
+    return changed
+
+
+def _adapters_of(pipe: Any) -> frozenset[str]:
+    """The names of the adapters on a pipeline's components."""
+    by_component = pipe.get_list_adapters() if hasattr(pipe, "get_list_adapters") else {}
+    return frozenset(name for names in by_component.values() for name in names)
+
+
+def _remove_adapters(pipe: Any, names: frozenset[str]) -> None:
+    """Take off what a load that failed had put on some components before it came to the one that refused."""
+    if names:
+        pipe.delete_adapters(sorted(names))

@@ -2,144 +2,225 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from dmconfig.dispatch.audit import audit
 from dmconfig.dispatch.carrier import Carrier
 from dmconfig.dispatch.placed import placed_class
 from dmconfig.dispatch.weights import Brought, PerLeaf, Resident, Turns, Weights
 from dmconfig.errors import Code, DispatchError, Problem
 from dmconfig.plan import Assignment, Plan, Residency
-from dmconfig.progress import Progress
+from dmconfig.progress import NoProgress, Progress
 
 SEED = "seed"
 
 
-class Placement:
-    """The one owner of where a pipeline lives.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedComponent:
+    """One component in its place: the owner of its weights, and its carrier where calls have to be carried."""
 
-    ``home`` is the pipeline's execution device. ``rest`` is called by the pipeline after each generation; ``release``
-    undoes everything and may be called twice.
+    assignment: Assignment
+    module: torch.nn.Module
+    weights: Weights
+    carrier: Carrier | None
+
+    def attach(self) -> None:
+        """Put the weights where they rest and stand before the entries."""
+        self.weights.attach()
+        if self.carrier is not None:
+            self.carrier.attach()
+
+    def detach(self) -> None:
+        """Leave no hook. Weights that did not stay on an accelerator are whole on the cpu; the others stay there."""
+        if self.carrier is not None:
+            self.carrier.detach()
+        self.weights.detach()
+
+
+class Placement:
+    """The one owner of where a pipeline lives, and of undoing it.
+
+    ``home`` is the pipeline's execution device; ``pipes`` are the pipelines that share the components, the placed one
+    first. Everything here leaves the placement as it was when it fails.
     """
 
-    def __init__(self, pipe: Any, plan: Plan, call: Mapping[str, Any], in_turn: tuple[str, ...]) -> None:
-        self.pipe, self.plan, self.home = pipe, plan, torch.device(plan.execution_device)
-        self._call, self._in_turn = call, in_turn
+    def __init__(self, plan: Plan, *, call: Mapping[str, Any], in_turn: tuple[str, ...]) -> None:
+        self.plan, self.call, self.in_turn = plan, call, in_turn
+        self.home = torch.device(plan.execution_device)
+        self.pipes: list[Any] = []
+        self.components: dict[str, PlacedComponent] = {}
+        self.is_suspended = False
         self._turns: dict[str, Turns] = {}
-        self._weights: dict[str, Weights] = {}
-        self._carriers: list[Carrier] = []
 
-    def attach(self, assignment: Assignment) -> None:
-        """Place one component."""
-        module = getattr(self.pipe, assignment.component)
-        weights = self._weights_of(module, assignment)
-        weights.attach()
-        self._weights[assignment.component] = weights
-        device = torch.device(assignment.execution_device)
-        if device != self.home or assignment.residency is not Residency.ALWAYS:
-            carrier = Carrier(module, weights, device=device, home=self.home, skip_keys=_skip_keys(module))
-            carrier.attach()
-            self._carriers.append(carrier)
+    def place(self, module: torch.nn.Module, assignment: Assignment) -> None:
+        """Place one component, in the stead of the one of that name if there is one."""
+        placed = self._prepare(module, assignment)
+        try:
+            placed.attach()
+        except BaseException:
+            placed.detach()
+            module.to("cpu")
+            raise
+        self.components[assignment.component] = placed
 
     def rest(self) -> None:
         """Send every component that was brought home; called when the pipeline's call ends."""
-        for weights in self._weights.values():
-            weights.rest()
+        for placed in self.components.values():
+            placed.weights.rest()
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Take every hook off for a while, so that others may change or read the components, and put them on again."""
+        self.rest()
+        for placed in self.components.values():
+            placed.detach()
+        self.is_suspended = True
+        try:
+            yield
+        finally:
+            self.is_suspended = False
+            for placed in self.components.values():
+                placed.attach()
 
     def release(self) -> None:
-        """Put all weights on the cpu, leave no hook, and give the pipeline back to diffusers."""
-        for carrier in reversed(self._carriers):
-            carrier.detach()
-        for weights in self._weights.values():
-            weights.detach()
-        self._carriers.clear()
-        self._weights.clear()
-        for pipe in _with_inner_pipelines(self.pipe):
-            pipe._placement = None
-            pipe.hf_device_map = None
+        """Put all weights on the cpu, leave no hook, and give the pipelines back to diffusers. May be called twice."""
+        self.rest()
+        for placed in self.components.values():
+            placed.detach()
+            placed.module.to("cpu")
+        self._forget()
+
+    def discard(self) -> None:
+        """Leave no hook and let go of everything, without moving weights first. May be called twice."""
+        for placed in self.components.values():
+            placed.detach()
+        self._forget()
+
+    def swap(self, name: str, module: torch.nn.Module, assignment: Assignment) -> None:
+        """Put another module in a component's place; when that fails, the old one is there as before."""
+        old = self.components[name]
+        self.rest()
+        old.detach()
+        try:
+            self.place(module, assignment)
+        except BaseException:
+            self.components[name] = old
+            old.attach()
+            raise
+        self.plan = replace(
+            self.plan, assignments=tuple(assignment if a.component == name else a for a in self.plan.assignments)
+        )
+
+    def adopt(self, pipe: Any) -> None:
+        """Answer for a pipeline made of these components, and for the pipelines it is itself made of."""
+        for each in with_inner_pipelines(pipe):
+            each.__class__ = placed_class(each.__class__)
+            each._placement = self
+            each.hf_device_map = dict(self.plan.device_map)
+            self.pipes.append(each)
 
     def call_defaults(self) -> dict[str, Any]:
         """Return the call's defaults of the file; a seed becomes a new generator each time, on the cpu.
 
         A cpu generator gives the same picture wherever the denoiser runs.
         """
-        defaults = {name: value for name, value in self._call.items() if name != SEED}
-        if SEED in self._call:
-            defaults["generator"] = torch.Generator("cpu").manual_seed(self._call[SEED])
+        defaults = {name: value for name, value in self.call.items() if name != SEED}
+        if SEED in self.call:
+            defaults["generator"] = torch.Generator("cpu").manual_seed(self.call[SEED])
         return defaults
 
-    def _weights_of(self, module: torch.nn.Module, assignment: Assignment) -> Weights:
+    def _prepare(self, module: torch.nn.Module, assignment: Assignment) -> PlacedComponent:
         device = torch.device(assignment.execution_device)
+        weights = self._weights_of(module, assignment, device)
+        carrier = None
+        if device != self.home or assignment.residency is not Residency.ALWAYS:
+            carrier = Carrier(module, weights, device=device, home=self.home, skip_keys=_skip_keys(module))
+        return PlacedComponent(assignment=assignment, module=module, weights=weights, carrier=carrier)
+
+    def _weights_of(self, module: torch.nn.Module, assignment: Assignment, device: torch.device) -> Weights:
         match assignment.residency:
             case Residency.ALWAYS:
                 return Resident(module, device)
             case Residency.WHILE_RUNNING:
                 turns = self._turns.setdefault(assignment.execution_device, Turns())
-                return Brought(module, device, turns if assignment.component in self._in_turn else None)
+                return Brought(module, device, turns if assignment.component in self.in_turn else None)
             case Residency.PER_LEAF:
                 return PerLeaf(module, device, _skip_keys(module))
 
+    def _forget(self) -> None:
+        self.components.clear()
+        for pipe in self.pipes:
+            pipe._placement = None
+            pipe.hf_device_map = None
+        self.pipes.clear()
 
-def dispatch(pipe: Any, plan: Plan, *, call: Mapping[str, Any], in_turn: tuple[str, ...], progress: Progress) -> Any:
+
+def dispatch(
+    pipe: Any,
+    plan: Plan,
+    *,
+    call: Mapping[str, Any] | None = None,
+    in_turn: tuple[str, ...] = (),
+    progress: Progress | None = None,
+) -> Any:
     """Place a built pipeline by a plan and return it; it answers for itself from then on.
 
-    Every component is then where the plan says, which is checked. ``call`` are the defaults of the pipeline's call.
-    ``in_turn`` are the components that use an accelerator one after the other.
+    Every component is then where the plan says, which is checked. A pipeline that is placed so already is left as it
+    is, and one that is placed otherwise is placed anew.
+
+    Args:
+        pipe: with every component of the plan loaded.
+        plan: where each goes.
+        call: defaults of the pipeline's call.
+        in_turn: the components that use an accelerator one after the other; empty: all of them.
+        progress: told which component is being placed.
 
     Raises: DispatchError: a component could not be placed, or is not where the plan says. Nothing stays half placed.
     """
-    placement = Placement(pipe, plan, call, in_turn)
+    if (former := placement_of(pipe)) is not None:
+        if former.plan == plan:
+            return pipe
+        former.release()
+    placement = Placement(plan, call=call or {}, in_turn=in_turn or tuple(plan.device_map))
+    track = (progress or NoProgress()).track
     try:
-        for assignment in progress.track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):
-            placement.attach(assignment)
+        for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):
+            placement.place(getattr(pipe, assignment.component), assignment)
         problems = [*audit(pipe, plan)]
         if problems:
             raise DispatchError(problems)
     except (RuntimeError, ValueError) as error:  # torch and accelerate say so when a device cannot hold or take it
         placement.release()
-        what = f"placing stopped: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        reason = (str(error).splitlines() or [""])[0]
+        what = f"placing stopped: {type(error).__name__}: {reason}"
         raise DispatchError([Problem(code=Code.PLACEMENT_DIFFERS, what=what)]) from error
     except BaseException:
         placement.release()
         raise
-    for inner in _with_inner_pipelines(pipe):
-        inner.__class__ = placed_class(inner.__class__)
-        inner._placement = placement
-        inner.hf_device_map = dict(plan.device_map)
+    placement.adopt(pipe)
     return pipe
 
 
-def audit(pipe: Any, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem per component whose weights are not where, or not of the dtype, the plan says.
+def placement_of(pipe: Any) -> Placement | None:
+    """Return the placement of a pipeline that dmconfig placed and nobody released, else None."""
+    placement: Placement | None = getattr(pipe, "_placement", None)
+    return placement
 
-    A tensor on meta is right only where a hook owns it.
-    """
-    for assignment in plan.assignments:
-        module = getattr(pipe, assignment.component)
-        planned = "meta" if assignment.residency is Residency.PER_LEAF else assignment.storage_device
-        found = {str(tensor.device) for tensor in module.parameters()}
-        if found - {planned}:
-            what = f"{assignment.component} was planned on {planned} and is on {', '.join(sorted(found))}"
-            yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
-        dtypes = {
-            str(tensor.dtype).removeprefix("torch.") for tensor in module.parameters() if tensor.is_floating_point()
-        }
-        if dtypes - {assignment.dtype, "float32"}:
-            what = f"{assignment.component} was planned in {assignment.dtype} and is in {', '.join(sorted(dtypes))}"
-            yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("components", assignment.component))
+
+def with_inner_pipelines(pipe: Any) -> Iterator[Any]:
+    """Yield a pipeline and the pipelines it is made of (combined ones share their components)."""
+    from diffusers import DiffusionPipeline
+
+    yield pipe
+    yield from (value for value in list(vars(pipe).values()) if isinstance(value, DiffusionPipeline))
 
 
 def _skip_keys(module: torch.nn.Module) -> frozenset[str]:
     """The arguments that a model writes into; diffusers and transformers each have a name for the list."""
     keys = getattr(module, "_skip_keys", None) or getattr(module, "_skip_keys_device_placement", None) or ()
     return frozenset([keys] if isinstance(keys, str) else keys)
-
-
-def _with_inner_pipelines(pipe: Any) -> Iterator[Any]:
-    """Yield a pipeline and the pipelines it is made of (combined ones share their components)."""
-    from diffusers import DiffusionPipeline
-
-    yield pipe
-    yield from (value for value in list(vars(pipe).values()) if isinstance(value, DiffusionPipeline))

@@ -28,7 +28,7 @@ class Weights(Protocol):
         """Put them where they rest, after the pipeline's call."""
 
     def detach(self) -> None:
-        """Put them on the cpu and leave no trace."""
+        """Leave no hook; what rested on the cpu is there, whole."""
 
 
 class Resident:
@@ -48,8 +48,7 @@ class Resident:
         """Nothing to do: they stay."""
 
     def detach(self) -> None:
-        """Move the weights to the cpu."""
-        self.module.to(CPU)
+        """Nothing to do: there is no hook, and the weights stay."""
 
 
 class Turns:
@@ -160,7 +159,12 @@ def _slots(module: torch.nn.Module) -> list[_Slot]:
 
 
 class PerLeaf:
-    """Weights that rest on the cpu; accelerate's hooks bring each layer's own while that layer runs."""
+    """Weights that rest on the cpu; accelerate's hooks bring each layer's own while that layer runs.
+
+    What pipelines read without calling the component must not be on meta in between: buffers (Flux 2 reads
+    ``vae.bn.running_mean``) stay on the device, and what the component itself owns (LTX reads ``vae.latents_mean``)
+    rests on the cpu and is on the device from the component's first call until the pipeline's ends.
+    """
 
     def __init__(self, module: torch.nn.Module, device: torch.device, skip_keys: frozenset[str]) -> None:
         self.module, self.device, self.skip_keys = module, device, skip_keys
@@ -168,20 +172,24 @@ class PerLeaf:
     def attach(self) -> None:
         """Hand the weights to hooks. ``skip_keys`` are arguments the model writes into: they must not be copied."""
         self.module.to(CPU)
-        attach_align_device_hook(
-            self.module,
-            execution_device=self.device,
-            offload=True,
-            offload_buffers=True,
-            weights_map=dict(self.module.state_dict()),
-            skip_keys=sorted(self.skip_keys),
-        )
+        weights = dict(self.module.state_dict())
+        for name, child in self.module.named_children():
+            attach_align_device_hook(
+                child,
+                execution_device=self.device,
+                offload=True,
+                weights_map=weights,
+                module_name=name,
+                skip_keys=sorted(self.skip_keys),
+            )
 
     def bring(self) -> None:
-        """Nothing to do: the hooks bring each layer."""
+        """Move what the component itself owns to the device; the hooks bring each layer."""
+        self._move_own(self.device)
 
     def rest(self) -> None:
-        """Nothing to do: the hooks send each layer home."""
+        """Move what the component itself owns back; the hooks have sent each layer home."""
+        self._move_own(CPU)
 
     def detach(self) -> None:
         """Take the hooks off, which puts the weights back.
@@ -193,3 +201,8 @@ class PerLeaf:
             if getattr(vars(part).get("forward"), "__func__", None) is type(part).forward:
                 del part.forward
         self.module.to(CPU)
+
+    def _move_own(self, device: torch.device) -> None:
+        for tensor in (*self.module.parameters(recurse=False), *self.module.buffers(recurse=False)):
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)

@@ -132,30 +132,10 @@ VARIANTS = ("others spread", "text encoders on the cpu", "cpu_offload_with_hook"
             "all brought, two devices", "decoder by layer")  # fmt: skip
 """Placements of image-to-image and inpainting calls, which differ in that they enter the VAE twice."""
 
-_BUFFERS = "the pipeline reads buffers of the VAE (latents_mean), which are on meta while it is brought by layer"
-_PRIOR = "the prior's post_process_latents reads its own parameters, which are on meta while it is brought by layer"
-KNOWN: Mapping[tuple[str, str], str] = {
-    ("ltx", "sequential_cpu_offload"): _BUFFERS,
-    ("ltx", "decoder by layer"): _BUFFERS,
-    ("kandinsky22", "sequential_cpu_offload"): _PRIOR,
-    ("kandinsky22", "tight, by layer"): _PRIOR,
-    ("kandinsky22", "one of each"): _PRIOR,
-}
-"""Call and placement that fail, with the reason; a case that has come to pass must be taken off."""
-
 
 def cases(calls: Sequence[str], placements: Sequence[str]) -> list[Any]:
-    """Return a case per call and placement, those that are known to fail marked so."""
-    return [
-        pytest.param(call, name, marks=_marks_of(call, name), id=f"{call}: {name}")
-        for call in calls
-        for name in placements
-    ]
-
-
-def _marks_of(call: str, placement: str) -> list[pytest.MarkDecorator]:
-    reason = KNOWN.get((call, placement))
-    return [pytest.mark.xfail(reason=reason, raises=NotImplementedError, strict=True)] if reason else []
+    """Return a case per call and placement."""
+    return [pytest.param(call, name, id=f"{call}: {name}") for call in calls for name in placements]
 
 
 @dataclass(slots=True)

@@ -1,0 +1,117 @@
+"""The life of a placed pipeline after loading: a component swapped, a second pipeline on the same parts, the end."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dmconfig.dispatch.placement import Placement, placement_of
+from dmconfig.errors import Code, DispatchError, Problem
+from dmconfig.facts import class_facts, fits, pipeline_facts
+from dmconfig.plan import Assignment, Residency
+from dmconfig.units import format_bytes
+
+
+def unload(pipe: Any) -> None:
+    """Take a pipeline apart: no hook is left, it holds no component, and memory nobody else holds is free.
+
+    Components that other code or another pipeline holds live on, where they are. Calling the pipeline afterwards
+    fails. Unloading twice is fine.
+    """
+    placement = placement_of(pipe)
+    if placement is not None:
+        placement.discard()
+    for name in pipe.components:
+        setattr(pipe, name, None)
+    gc.collect()
+    _empty_caches()
+
+
+def swap(pipe: Any, name: str, component: Any) -> None:
+    """Put component in the place of the one called name: same device, same residency, its own dtype.
+
+    When it does not fit the pipeline or the device, nothing has changed.
+
+    Raises: DispatchError: the pipeline is not placed or has no such component; the class does not fit; there is no
+        room.
+    """
+    placement = placement_of(pipe)
+    if placement is None:
+        raise _refused(f"{type(pipe).__name__} is not placed by dmconfig", "load it with load_from_yaml")
+    _check_class(pipe, name, component)
+    if name not in placement.components:
+        setattr(pipe, name, component)  # a scheduler or tokenizer has no place
+        return
+    assignment = _assignment_for(component, placement.components[name].assignment)
+    _check_room(placement, assignment)
+    placement.swap(name, component, assignment)
+    for each in placement.pipes:
+        if name in each.components:
+            setattr(each, name, component)
+
+
+def derive(pipe: Any, cls: type, **components: Any) -> Any:
+    """Return a pipeline of another class on the components of a placed one: nothing is copied, cast or moved.
+
+    Both pipelines then share one placement, until one of them is moved or released. ``components`` are those the
+    class needs and the pipeline lacks; they stay where they are.
+
+    Raises: DispatchError: the pipeline is not placed, or the class needs more components.
+    """
+    placement = placement_of(pipe)
+    if placement is None:
+        raise _refused(f"{type(pipe).__name__} is not placed by dmconfig", "use the class's own from_pipe")
+    expected, optional = cls._get_signature_keys(cls)  # type: ignore[attr-defined]
+    parts = {name: part for name, part in {**pipe.components, **components}.items() if name in expected}
+    missing = sorted(expected - parts.keys() - set(cls._optional_components))  # type: ignore[attr-defined]
+    if missing:
+        raise _refused(f"{cls.__name__} also needs {', '.join(missing)}", "give them as arguments")
+    settings = {name: value for name, value in pipe.config.items() if name in optional and name not in parts}
+    derived = cls(**{**dict.fromkeys(expected - parts.keys()), **parts, **settings})
+    placement.adopt(derived)
+    return derived
+
+
+def _check_class(pipe: Any, name: str, component: Any) -> None:
+    facts = pipeline_facts(type(pipe).__name__)
+    slot = next((slot for slot in facts.slots if slot.name == name), None) if facts else None
+    if slot is None:
+        raise _refused(f"{type(pipe).__name__} has no component {name!r}", f"it has: {', '.join(pipe.components)}")
+    library, class_name = type(component).__module__.split(".")[0], type(component).__name__
+    known = class_facts(library, class_name)
+    if known is not None and not fits(slot, known):
+        raise _refused(
+            f"{class_name} cannot be the {name!r} of {type(pipe).__name__}", f"it takes: {', '.join(slot.types)}"
+        )
+
+
+def _assignment_for(module: torch.nn.Module, old: Assignment) -> Assignment:
+    tensors = [*module.parameters(), *module.buffers()]
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+    dtype = str(max(set(floating), key=floating.count)).removeprefix("torch.") if floating else old.dtype
+    peak = old.peak_bytes if old.residency is Residency.PER_LEAF else nbytes
+    return replace(
+        old, class_name=type(module).__name__, dtype=dtype, nbytes=nbytes, peak_bytes=peak, reason="swapped in"
+    )
+
+
+def _check_room(placement: Placement, new: Assignment) -> None:
+    old = placement.components[new.component].assignment
+    more = new.nbytes - old.nbytes
+    device = next(device for device in placement.plan.devices if device.id == new.storage_device)
+    if more > device.free_bytes:
+        what = f"{new.component} is {format_bytes(more)} larger; {device.id} has {format_bytes(device.free_bytes)} left"
+        raise _refused(what, "plan again with the new component in the file", Code.DOES_NOT_FIT)
+
+
+def _empty_caches() -> None:
+    if torch.accelerator.is_available() and hasattr(torch.accelerator, "empty_cache"):
+        torch.accelerator.empty_cache()
+
+
+def _refused(what: str, fix: str, code: Code = Code.PLACEMENT_DIFFERS) -> DispatchError:
+    return DispatchError([Problem(code=code, what=what, fix=fix)])

@@ -1,0 +1,195 @@
+"""The life of a placed pipeline: saved, moved, extended, shared, swapped, taken apart; each leaves no loose end."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
+
+import dmconfig
+from dmconfig import DMConfigError
+from dmconfig.dispatch import dispatch, placement_of
+from dmconfig.dispatch.audit import audit
+from tests.integration.test_placements import DIGITS, PIPELINE, PLACEMENTS, draw, load
+from tests.virtual_devices import MakeMachine
+
+MIXES = ["explicit", "cpu_offload_with_hook", "sequential_cpu_offload", "one of each kind"]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    """The pipeline as diffusers loads it, on the cpu."""
+    return DiffusionPipeline.from_pretrained(PIPELINE)
+
+
+def is_as_planned(pipe: Any) -> bool:
+    """Whether every weight is where the plan says."""
+    placement = placement_of(pipe)
+    assert placement is not None
+    return not [*audit(pipe, placement.plan)]
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_placed_pipeline_is_saved_whole(name: str, virtual_machine: MakeMachine, tmp_path: Path, plain: Any) -> None:
+    """Wherever weights rest, all of them are in the saved folder, and the placement goes on."""
+    virtual_machine()
+    pipe = load(PLACEMENTS[name])
+
+    pipe.save_pretrained(tmp_path)
+
+    assert is_as_planned(pipe)
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    saved = DiffusionPipeline.from_pretrained(tmp_path)
+    for part in ("unet", "vae", "text_encoder"):
+        expected = getattr(plain, part).state_dict()
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in getattr(saved, part).state_dict().items())
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_moving_the_whole_pipeline_undoes_the_placement(name: str, virtual_machine: MakeMachine, plain: Any) -> None:
+    """``pipe.to(device)`` means it: afterwards everything is there, without hooks."""
+    virtual_machine()
+    pipe = load(PLACEMENTS[name])
+    draw(pipe, 0)
+
+    pipe.to("cuda:1")
+
+    assert placement_of(pipe) is None
+    assert {str(p.device) for part in (pipe.unet, pipe.vae, pipe.text_encoder) for p in part.parameters()} == {"cuda:1"}
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_unloading_frees_every_device(name: str, virtual_machine: MakeMachine) -> None:
+    """After unloading, each device is at zero and no component is alive, also when a call has failed before."""
+    machine = virtual_machine()
+    pipe = load(PLACEMENTS[name])
+    draw(pipe, 0)
+
+    def fail(*_: Any) -> dict[str, Any]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        draw(pipe, 0, callback_on_step_end=fail)
+    parts = [weakref.ref(part) for part in (pipe.unet, pipe.vae, pipe.text_encoder)]
+
+    dmconfig.unload(pipe)
+    dmconfig.unload(pipe)
+    pipe.scheduler = None  # holds the last timesteps
+    gc.collect()
+
+    assert [machine.ledger.live_bytes(device) for device in ("cuda:0", "cuda:1")] == [0, 0]
+    assert [part() for part in parts] == [None, None, None]
+
+
+def test_loaded_frees_also_after_an_exception(virtual_machine: MakeMachine) -> None:
+    """The with block lets go of the pipeline come what may."""
+    machine = virtual_machine()
+    overrides = {"reserve": 0, **PLACEMENTS["brought to two devices"]}
+
+    def draw_and_fail() -> None:
+        with dmconfig.loaded(DIGITS, overrides) as pipe:
+            draw(pipe, 0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        draw_and_fail()
+    gc.collect()
+    assert [machine.ledger.live_bytes(device) for device in ("cuda:0", "cuda:1")] == [0, 0]
+
+
+def test_placing_again_changes_only_what_differs(virtual_machine: MakeMachine, plain: Any) -> None:
+    """Placing by the same plan is nothing; by another, the pipeline moves and draws the same."""
+    machine = virtual_machine()
+    pipe = load(PLACEMENTS["explicit"])
+    first = placement_of(pipe)
+    assert first is not None
+    machine.ledger.reset()
+
+    dispatch(pipe, first.plan)
+    assert placement_of(pipe) is first
+    assert not machine.ledger.moves
+
+    other = dmconfig.plan_from_yaml(DIGITS, {"reserve": 0, **PLACEMENTS["one of each kind"]})
+    dispatch(pipe, other)
+    assert pipe.hf_device_map == other.device_map
+    assert is_as_planned(pipe)
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_swapped_component_takes_the_others_place(name: str, virtual_machine: MakeMachine, plain: Any) -> None:
+    """The new VAE is where the old one was, in use, and the old one is free."""
+    virtual_machine()
+    pipe = load(PLACEMENTS[name])
+    draw(pipe, 0)
+    old = weakref.ref(pipe.vae)
+    torch.manual_seed(5)
+    new = AutoencoderKL.from_config(plain.vae.config).eval()
+    reference = DiffusionPipeline.from_pretrained(PIPELINE, vae=new)
+    expected = draw(reference, 0)
+
+    dmconfig.swap(pipe, "vae", new)
+    gc.collect()
+
+    assert pipe.vae is new
+    assert old() is None
+    assert is_as_planned(pipe)
+    assert np.array_equal(draw(pipe, 0), expected)
+
+
+def test_a_swap_that_cannot_be_changes_nothing(virtual_machine: MakeMachine, plain: Any) -> None:
+    """A class that does not fit, a name that does not exist, a module too large: each is refused before anything."""
+    virtual_machine()
+    pipe = load({**PLACEMENTS["explicit"], "max_memory": {"cuda:0": "4MiB", "cuda:1": "1MiB"}})
+    wide = {**plain.vae.config, "block_out_channels": (16, 32, 48)}
+
+    for name, component, said in [
+        ("vae", plain.unet, "UNet2DConditionModel cannot be the 'vae'"),
+        ("vay", plain.vae, "has no component 'vay'"),
+        ("vae", AutoencoderKL.from_config(wide), "larger; cuda:1 has"),
+    ]:
+        with pytest.raises(DMConfigError, match=said):
+            dmconfig.swap(pipe, name, component)
+        assert is_as_planned(pipe)
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+def test_a_component_without_weights_is_just_swapped(virtual_machine: MakeMachine) -> None:
+    """A scheduler has no place; it is exchanged."""
+    virtual_machine()
+    pipe = load(PLACEMENTS["explicit"])
+
+    dmconfig.swap(pipe, "scheduler", EulerDiscreteScheduler.from_config(pipe.scheduler.config))
+
+    assert isinstance(pipe.scheduler, EulerDiscreteScheduler)
+    assert draw(pipe, 0).shape == (1, 32, 32, 3)
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_derived_pipeline_shares_the_components(name: str, virtual_machine: MakeMachine, plain: Any) -> None:
+    """Image-to-image on the same parts: none is copied, cast or moved, and both pipelines draw what they should."""
+    machine = virtual_machine()
+    pipe = load({**PLACEMENTS[name], "pipeline.dtype": "float16"})
+    machine.ledger.reset()
+
+    derived = dmconfig.derive(pipe, StableDiffusionImg2ImgPipeline)
+
+    assert not machine.ledger.moves
+    assert isinstance(derived, StableDiffusionImg2ImgPipeline)
+    assert derived.unet is pipe.unet
+    assert derived.hf_device_map == pipe.hf_device_map
+    assert derived._execution_device == pipe._execution_device
+    picture = torch.linspace(0, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
+    half = DiffusionPipeline.from_pretrained(PIPELINE, dtype=torch.float16)
+    reference = StableDiffusionImg2ImgPipeline(**half.components, requires_safety_checker=False)
+    arguments = {"image": picture, "strength": 0.8, "steps": 5}
+    assert np.array_equal(draw(derived, 0, **arguments), draw(reference, 0, **arguments), equal_nan=True)
+    assert np.array_equal(draw(pipe, 0), draw(half, 0), equal_nan=True)
+    assert is_as_planned(pipe)
