@@ -21,8 +21,8 @@ from dmconfig.footprint import Footprint
 class CatalogComponent:
     """One entry of a pipeline's model_index.json.
 
-    ``bytes_by_dtype`` and ``largest_leaf_bytes`` are by dtype (``float32``, ``float16``, ``bfloat16``) and empty for
-    what has no weights (schedulers, tokenizers), whose ``stored_dtype`` is None.
+    The sizes are those of ``Footprint``, by dtype (``float32``, ``float16``, ``bfloat16``), and empty for what has no
+    weights (schedulers, tokenizers), whose ``stored_dtype`` is None.
     """
 
     name: str
@@ -31,6 +31,8 @@ class CatalogComponent:
     stored_dtype: str | None
     bytes_by_dtype: Mapping[str, int]
     largest_leaf_bytes: Mapping[str, int]
+    largest_block_bytes: Mapping[str, int]
+    outside_blocks_bytes: Mapping[str, int]
 
     @property
     def is_module(self) -> bool:
@@ -49,6 +51,8 @@ class CatalogComponent:
             dtype=target,
             stored_dtype=self.stored_dtype,
             largest_leaf_bytes=self.largest_leaf_bytes[target],
+            largest_block_bytes=self.largest_block_bytes[target],
+            outside_blocks_bytes=self.outside_blocks_bytes[target],
             measured_from="catalogue",
         )
 
@@ -115,4 +119,6 @@ def _component(name: str, facts: dict[str, Any]) -> CatalogComponent:
         stored_dtype=facts.get("stored_dtype"),
         bytes_by_dtype=MappingProxyType(facts.get("bytes", {})),
         largest_leaf_bytes=MappingProxyType(facts.get("largest_leaf_bytes", {})),
+        largest_block_bytes=MappingProxyType(facts.get("largest_block_bytes", {})),
+        outside_blocks_bytes=MappingProxyType(facts.get("outside_blocks_bytes", {})),
     )

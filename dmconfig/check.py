@@ -16,14 +16,14 @@ from dmconfig.hints import call_hint
 from dmconfig.measure import component_weights
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.spec import DEFAULT, STRATEGIES, SUPPORTED_STRATEGIES, PlacementSpec, Spec
+from dmconfig.spec import DEFAULT, STRATEGIES, SUPPORTED_STRATEGIES, GroupOffloadSpec, PlacementSpec, Spec
 from dmconfig.weights import find_weights, variants_in
 
 SEED = "seed"
 """The one key under ``call`` that is ours: it becomes the generator."""
 
 OWNED_ARGUMENTS = frozenset({"generator"})
-"""Parameters of a pipeline's call that a file cannot hold, with what to write instead in ``call_arguments``."""
+"""Parameters of a pipeline's call that a file cannot hold."""
 
 
 def check(resolved: Resolved, spec: Spec) -> Assembly:
@@ -37,7 +37,7 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
     except DMConfigError as error:  # without a pipeline there is nothing to hold the other rules against
         raise SpecError([*problems, *error.problems]) from None
     problems.extend(unfit)
-    for rule in (device_map_names, unplaced_components, idle_low_memory, call_arguments):
+    for rule in (device_map_names, unplaced_components, idle_low_memory, group_offload, call_arguments):
         problems.extend(rule(resolved, spec, assembly))
     if problems:
         raise SpecError(problems)
@@ -82,8 +82,6 @@ def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
     for name, entry in entries.items():
         path: ConfigPath = ("device_map",) if name is None else ("device_map", name)
         if isinstance(entry, PlacementSpec):
-            if entry.offload == "group":
-                yield refuse((*path, "offload"), "group offload", "use model or sequential")
             if entry.execution == DISK:
                 yield refuse((*path, "execution"), "disk", "nothing can run on disk; name an accelerator or cpu")
         elif entry in STRATEGIES and entry not in SUPPORTED_STRATEGIES:
@@ -93,8 +91,6 @@ def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
         if name is not None and "." in name:
             what = f"placing a part of a component ({name})"
             yield refuse(path, what, f"place the whole component: {name.partition('.')[0]}")
-    if spec.low_memory == "group_offload":
-        yield refuse(("low_memory",), "group_offload", "use cpu_offload_with_hook or sequential_cpu_offload")
     if spec.offload_folder is not None:
         yield refuse(("offload_folder",), "offloading to disk", "remove the line")
     disk = spec.max_memory.get(DISK)
@@ -103,7 +99,7 @@ def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
 
 
 def needless_revisions(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
-    """A component's revision or subfolder without a source of its own would mean nothing."""
+    """A component's revision without a source of its own would mean nothing."""
     for name, component in spec.components.items():
         if component is not None and component.revision is not None and component.source is None:
             what = f"revision is given for {name!r}, which has no source of its own"
@@ -175,6 +171,28 @@ def idle_low_memory(resolved: Resolved, spec: Spec, assembly: Assembly) -> Itera
         what = f"{spec.low_memory} acts on components that device_map does not pin, and it pins all of them"
         fix = "write {execution: cuda:0, offload: model} for the components to offload, or remove one of the two"
         yield resolved.problem(Code.CONTRADICTION, ("low_memory",), what, fix=fix)
+
+
+def group_offload(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """Group offload is for classes that allow it; its options are for files that use it, and for each other."""
+    path: ConfigPath = ("group_offload",)
+    entries = spec.device_map if isinstance(spec.device_map, dict) else {}
+    named = [name for name, entry in entries.items() if isinstance(entry, PlacementSpec) and entry.offload == "group"]
+    everywhere = spec.low_memory == "group_offload"
+    if spec.group_offload != GroupOffloadSpec() and not named and not everywhere:
+        what, fix = "nothing is offloaded in groups, so these options mean nothing", "add low_memory: group_offload"
+        yield resolved.problem(Code.CONTRADICTION, path, what, fix=fix, key=True)
+    for option in ("record_stream", "low_cpu_mem_usage"):
+        if getattr(spec.group_offload, option) and not spec.group_offload.use_stream:
+            what = f"{option} is for use_stream, which is off"
+            yield resolved.problem(Code.CONTRADICTION, (*path, option), what, fix="add use_stream: true", key=True)
+    for component in assembly.modules:
+        unpinned = everywhere and component.name not in entries
+        if (unpinned or component.name in named) and not component.facts.supports_group_offloading:
+            at: ConfigPath = ("low_memory",) if unpinned else ("device_map", component.name, "offload")
+            what = f"diffusers does not offload a {component.class_name} in groups ({component.name!r})"
+            fix = f"write device_map.{component.name}: {{execution: cuda:0, offload: model}}"
+            yield resolved.problem(Code.CONTRADICTION, at, what, fix=fix)
 
 
 def call_arguments(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:

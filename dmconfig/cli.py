@@ -171,6 +171,19 @@ def run(
 
 
 @app.command()
+def doctor(format_: FormatOption = Format.TEXT) -> None:
+    """Examine this machine: versions, devices, free space, and whether bytes survive copies between devices."""
+    from dmconfig.doctor import examination_data, examination_text, examine
+
+    examination = examine()
+    if format_ is Format.JSON:
+        _print_json(examination_data(examination))
+    else:
+        typer.echo(examination_text(examination), nl=False)
+    raise typer.Exit(examination.exit_code)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of the file format, for editors and other tools."""
     from dmconfig.schema import schema_text

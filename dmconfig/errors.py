@@ -78,6 +78,7 @@ class Code(StrEnum):
     CALL_FAILED = "DM603"
     OUTPUT_NOT_WRITTEN = "DM604"
     MISSING_PACKAGE = "DM605"
+    TRANSFER_FAILED = "DM606"
 
     @property
     def slug(self) -> str:

@@ -12,7 +12,7 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,15 +45,20 @@ class Footprint:
     """The memory of one component.
 
     ``nbytes`` counts parameters and buffers at ``dtype``, tied ones once. ``stored_dtype`` is the floating dtype
-    that most bytes of the source have. ``largest_leaf_bytes`` is the largest module's own tensors, without its
-    children, beside those that the component itself owns: the least weights that must be on a device at once when
-    everything is streamed. Buffers of inner modules, which then stay on the device, come on top.
+    that most bytes of the source have.
+
+    The rest says what must be on a device at once when not everything is. ``largest_leaf_bytes``: the largest module's
+    own tensors, without its children, beside those that the component itself owns. ``largest_block_bytes``: the
+    largest member of a list of modules directly under the component (``transformer_blocks.7``), 0 without any;
+    ``outside_blocks_bytes``: all that is in no such list. Buffers of inner modules may come on top.
     """
 
     nbytes: int
     dtype: str
     stored_dtype: str
     largest_leaf_bytes: int
+    largest_block_bytes: int
+    outside_blocks_bytes: int
     measured_from: MeasuredFrom
 
 
@@ -81,23 +86,35 @@ def measure_tensors(
     stored = dominant_dtype(tensors)
     target = dtype or stored
     bits = _bits_of(target)
-    own_bytes: dict[str, int] = {}
-    for tensor in _without_ties(tensors, tied):
-        leaf = tensor.name.rpartition(".")[0]
-        own_bytes[leaf] = own_bytes.get(leaf, 0) + _loaded_bytes(tensor, bits, keep_in_fp32)
-    return Footprint(
-        nbytes=sum(own_bytes.values()),
-        dtype=target,
-        stored_dtype=stored,
-        largest_leaf_bytes=_largest_leaf(own_bytes),
-        measured_from="weights",
-    )
+    loaded = ((tensor.name, _loaded_bytes(tensor, bits, keep_in_fp32)) for tensor in _without_ties(tensors, tied))
+    return Footprint(dtype=target, stored_dtype=stored, measured_from="weights", **group_sizes(loaded))
 
 
-def _largest_leaf(own_bytes: Mapping[str, int]) -> int:
-    """The largest module's own bytes, beside what the component itself (the root, named "") owns."""
-    root = own_bytes.get("", 0)
-    return root + max((size for leaf, size in own_bytes.items() if leaf), default=0)
+def group_sizes(tensors: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the sizes of a ``Footprint``, from the name and bytes of each tensor, each counted once."""
+    leaves: dict[str, int] = {}
+    blocks: dict[str, int] = {}
+    for name, nbytes in tensors:
+        leaf = name.rpartition(".")[0]
+        leaves[leaf] = leaves.get(leaf, 0) + nbytes
+        block = _block_of(name)
+        blocks[block] = blocks.get(block, 0) + nbytes
+    outside = blocks.pop("", 0)
+    return {
+        "nbytes": sum(leaves.values()),
+        "largest_leaf_bytes": leaves.pop("", 0) + max(leaves.values(), default=0),
+        "largest_block_bytes": max(blocks.values(), default=0),
+        "outside_blocks_bytes": outside,
+    }
+
+
+def _block_of(name: str) -> str:
+    """The block a tensor is in, or nothing: a member of a list of modules that the component holds directly.
+
+    Source: diffusers hooks/group_offloading.py (_apply_group_offloading_block_level).
+    """
+    parts = name.split(".")
+    return f"{parts[0]}.{parts[1]}" if len(parts) > 2 and parts[1].isdigit() else ""
 
 
 def dominant_dtype(tensors: Iterable[TensorInfo]) -> str:
@@ -163,17 +180,8 @@ def measure_configs(folder: Path, library: str, class_name: str, dtype: str | No
         module = _build_on_meta(folder, library, class_name, target)
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
         raise SourceError([_not_built(folder, class_name, f"{type(error).__name__}: {error}")]) from error
-    own_bytes: dict[str, int] = {}
-    for name, nbytes in _module_bytes(module, target):
-        leaf = name.rpartition(".")[0]
-        own_bytes[leaf] = own_bytes.get(leaf, 0) + nbytes
-    return Footprint(
-        nbytes=sum(own_bytes.values()),
-        dtype=target,
-        stored_dtype=claimed,
-        largest_leaf_bytes=_largest_leaf(own_bytes),
-        measured_from="configs",
-    )
+    sizes = group_sizes(_module_bytes(module, target))
+    return Footprint(dtype=target, stored_dtype=claimed, measured_from="configs", **sizes)
 
 
 # From tensors

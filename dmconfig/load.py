@@ -115,10 +115,13 @@ def loaded(
 def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipeline:
     """Return the pipeline of a checked spec, loaded and placed by a plan.
 
-    Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed.
+    Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed, or bytes do not
+        survive copies between the accelerators of the plan; nothing is loaded then.
     """
     from dmconfig.build import build_pipeline, gc_paused
+    from dmconfig.transfers import checked_once
 
+    checked_once([plan.execution_device, *(assignment.execution_device for assignment in plan.assignments)])
     with gc_paused():
         with progress.phase("load"):
             pipe = build_pipeline(checked.resolved, checked.assembly, plan, progress)
@@ -126,7 +129,12 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
             from dmconfig.dispatch import dispatch
 
             placed: DiffusionPipeline = dispatch(
-                pipe, plan, call=checked.spec.call, in_turn=checked.assembly.in_turn, progress=progress
+                pipe,
+                plan,
+                call=checked.spec.call,
+                in_turn=checked.assembly.in_turn,
+                group_options=checked.spec.group_offload.model_dump(),
+                progress=progress,
             )
     return placed
 

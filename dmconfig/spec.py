@@ -142,13 +142,31 @@ class ComponentSpec(Model):
     )
 
 
+class GroupOffloadSpec(Model):
+    """How group offload cuts components: the options of diffusers' ``apply_group_offloading``, by the same names."""
+
+    offload_type: Literal["leaf_level", "block_level"] = Field(
+        "leaf_level", description="leaf_level: one layer at a time; block_level: the blocks of a model in groups."
+    )
+    num_blocks_per_group: int = Field(1, ge=1, description="Blocks brought together, at block_level.")
+    use_stream: bool = Field(
+        False, description="Bring the next group while one is computing: faster, takes two groups, needs CUDA or XPU."
+    )
+    non_blocking: bool = Field(False, description="Copy without waiting; needs pinned host memory to help.")
+    record_stream: bool = Field(False, description="With use_stream: do not wait for it when freeing.")
+    low_cpu_mem_usage: bool = Field(
+        False, description="With use_stream: pin host memory group by group, not all of it at once."
+    )
+
+
 class PlacementSpec(Model):
     """Where a component runs and how its weights get there, when one device does not say it all."""
 
     execution: Device = Field(description="The device on which the component runs.")
     offload: Literal["none", "model", "sequential", "group"] = Field(
         "none",
-        description="none: weights stay there; model: brought whole; sequential: leaf by leaf; group: by blocks.",
+        description="none: weights stay there; model: brought whole; sequential: layer by layer; group: in groups of "
+        "layers, as group_offload says.",
     )
 
 
@@ -185,7 +203,10 @@ class Spec(Model):
     low_memory: LowMemory = Field(
         "none",
         description="How components whose weights do not stay on an accelerator get there: cpu_offload_with_hook "
-        "brings each whole while it runs, sequential_cpu_offload one layer at a time.",
+        "brings each whole while it runs, sequential_cpu_offload one layer at a time, group_offload in groups.",
+    )
+    group_offload: GroupOffloadSpec = Field(
+        default_factory=GroupOffloadSpec, description="How group offload cuts components, where it is used."
     )
     offload_folder: str | None = Field(None, description="Folder for weights that rest on disk.")
     call: dict[str, Any] = Field(
@@ -303,6 +324,8 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return PipelineSpec
         case ("components", *_):
             return ComponentSpec
+        case ("group_offload", *_):
+            return GroupOffloadSpec
         case _:
             return PlacementSpec
 
@@ -370,7 +393,7 @@ def _not_one_of(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> P
 def _wrong_type(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> Problem:
     given, expected = detail["input"], _EXPECTED.get(detail["type"])
     if expected is None:
-        return resolved.problem(Code.BAD_VALUE, path, detail["msg"])
+        return resolved.problem(Code.BAD_VALUE, path, detail["msg"].replace("Input should be", "the value should be"))
     what = f"expected {expected}, found {_describe(given)}"
     return resolved.problem(Code.WRONG_TYPE, path, what, fix=_type_advice(path, expected, given))
 

@@ -75,13 +75,15 @@ def inventory(cuda: Sequence[float] = (), cpu: float = 64, *, free: Mapping[str,
 
 
 def footprints(**sizes: float) -> dict[str, Footprint]:
-    """Return a footprint per name; the largest leaf of each is an eighth of it."""
+    """Return a footprint per name; of each, the largest leaf is an eighth, a block a quarter."""
     return {
         name: Footprint(
             nbytes=int(size * GIB),
             dtype="float16",
             stored_dtype="float16",
             largest_leaf_bytes=int(size * GIB) // 8,
+            largest_block_bytes=int(size * GIB) // 4,
+            outside_blocks_bytes=int(size * GIB) // 16,
             measured_from="weights",
         )
         for name, size in sizes.items()

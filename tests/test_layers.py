@@ -26,21 +26,21 @@ LAYERS = (
     {"errors", "hints"},
     {"document", "weights", "facts", "virtual"},
     {"resolve", "footprint"},
-    {"catalog", "spec", "inventory"},
+    {"catalog", "spec", "inventory", "transfers"},
     {"source", "schema"},
     {"assembly"},
     {"measure"},
     {"check"},
     {"plan"},
     {"fetch", "report", "output", "console"},
-    {"build", "dispatch"},
+    {"build", "dispatch", "doctor"},
     {"load"},
     {"cli"},
     {"__init__", "__main__"},
 )
 """Each layer imports only from those before it; a package is one module here."""
 
-TORCH_ALLOWED = {"footprint", "inventory", "build", "dispatch", "virtual", "fetch", "output"}
+TORCH_ALLOWED = {"footprint", "inventory", "build", "dispatch", "virtual", "fetch", "output", "transfers", "doctor"}
 """Where torch and the libraries on it may be imported; at the top of a file in ``dispatch`` and ``virtual`` only."""
 
 

@@ -12,12 +12,13 @@ import torch
 from dmconfig.dispatch.audit import audit
 from dmconfig.dispatch.carrier import Carrier
 from dmconfig.dispatch.placed import placed_class
-from dmconfig.dispatch.weights import Brought, PerLeaf, Resident, Turns, Weights
+from dmconfig.dispatch.weights import Brought, Grouped, PerLeaf, Resident, Turns, Weights
 from dmconfig.errors import Code, DispatchError, Problem
 from dmconfig.plan import Assignment, Plan, Residency
 from dmconfig.progress import NoProgress, Progress
 
 SEED = "seed"
+DEFAULT_GROUPS: Mapping[str, Any] = {"offload_type": "leaf_level", "num_blocks_per_group": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,10 @@ class Placement:
     first. Everything here leaves the placement as it was when it fails.
     """
 
-    def __init__(self, plan: Plan, *, call: Mapping[str, Any], in_turn: tuple[str, ...]) -> None:
-        self.plan, self.call, self.in_turn = plan, call, in_turn
+    def __init__(
+        self, plan: Plan, *, call: Mapping[str, Any], in_turn: tuple[str, ...], group_options: Mapping[str, Any]
+    ) -> None:
+        self.plan, self.call, self.in_turn, self.group_options = plan, call, in_turn, group_options
         self.home = torch.device(plan.execution_device)
         self.pipes: list[Any] = []
         self.components: dict[str, PlacedComponent] = {}
@@ -149,6 +152,8 @@ class Placement:
             case Residency.WHILE_RUNNING:
                 turns = self._turns.setdefault(assignment.execution_device, Turns())
                 return Brought(module, device, turns if assignment.component in self.in_turn else None)
+            case Residency.PER_GROUP:
+                return Grouped(module, device, self.group_options)
             case Residency.PER_LEAF:
                 return PerLeaf(module, device, _skip_keys(module))
 
@@ -166,6 +171,7 @@ def dispatch(
     *,
     call: Mapping[str, Any] | None = None,
     in_turn: tuple[str, ...] = (),
+    group_options: Mapping[str, Any] = DEFAULT_GROUPS,
     progress: Progress | None = None,
 ) -> Any:
     """Place a built pipeline by a plan and return it; it answers for itself from then on.
@@ -178,6 +184,7 @@ def dispatch(
         plan: where each goes.
         call: defaults of the pipeline's call.
         in_turn: the components that use an accelerator one after the other; empty: all of them.
+        group_options: of diffusers' ``apply_group_offloading``, for components brought in groups.
         progress: told which component is being placed.
 
     Raises: DispatchError: a component could not be placed, or is not where the plan says. Nothing stays half placed.
@@ -186,7 +193,8 @@ def dispatch(
         if former.plan == plan:
             return pipe
         former.release()
-    placement = Placement(plan, call=call or {}, in_turn=in_turn or tuple(plan.device_map))
+    in_turn = in_turn or tuple(plan.device_map)
+    placement = Placement(plan, call=call or {}, in_turn=in_turn, group_options=group_options)
     track = (progress or NoProgress()).track
     try:
         for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):

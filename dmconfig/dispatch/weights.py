@@ -6,13 +6,17 @@ pipeline's call) and ``detach`` (weights back on the cpu, no hook left).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from accelerate.hooks import attach_align_device_hook, remove_hook_from_module
+from diffusers.hooks import HookRegistry, apply_group_offloading
 
 CPU = torch.device("cpu")
+_GROUP_HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_offloading")
+"""All that diffusers' group offloading registers; the last two are for its stream."""
 
 
 class Weights(Protocol):
@@ -156,6 +160,38 @@ def _slots(module: torch.nn.Module) -> list[_Slot]:
         for name, tensor in tensors.items()
         if tensor is not None
     ]
+
+
+class Grouped:
+    """Weights that rest on the cpu; diffusers' group offloading brings them in groups of layers."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device, options: Mapping[str, Any]) -> None:
+        self.module, self.device, self.options = module, device, options
+
+    def attach(self) -> None:
+        """Hand the weights to diffusers' hooks, with the options of ``apply_group_offloading``."""
+        self.module.to(CPU)
+        options = dict(self.options)
+        if options["offload_type"] == "leaf_level":
+            del options["num_blocks_per_group"]
+        apply_group_offloading(self.module, onload_device=self.device, offload_device=CPU, **options)
+
+    def bring(self) -> None:
+        """Nothing to do: the hooks bring each group."""
+
+    def rest(self) -> None:
+        """Nothing to do: the hooks send each group home."""
+
+    def detach(self) -> None:
+        """Take the hooks off, with what they leave behind on each module."""
+        registry = HookRegistry.check_if_exists_or_initialize(self.module)
+        for name in _GROUP_HOOKS:
+            registry.remove_hook(name, recurse=True)
+        for part in self.module.modules():
+            if not getattr(vars(part).get("_diffusers_hook"), "hooks", True):
+                del part._diffusers_hook
+                vars(part).pop("forward", None)
+        self.module.to(CPU)
 
 
 class PerLeaf:

@@ -72,6 +72,7 @@ def read_class(sources: Sources, library: str, class_name: str) -> ClassFacts | 
         skip_keys=_names(sources, source, skip_keys) or (),
         tied_weights_keys=_names(sources, source, "_tied_weights_keys") or (),
         init_parameters=tuple(parameter.name for parameter in _parameters(sources, source, "__init__")),
+        supports_group_offloading=_is_not_false(sources, source, "_supports_group_offloading"),
     )
 
 
@@ -142,6 +143,14 @@ def _names(sources: Sources, source: ClassSource, attribute: str) -> tuple[str, 
     if not isinstance(value, list | tuple | dict | set | frozenset) or not all(isinstance(name, str) for name in value):
         return None
     return tuple(sorted(value) if isinstance(value, set | frozenset) else value)
+
+
+def _is_not_false(sources: Sources, source: ClassSource, attribute: str) -> bool:
+    """Return whether a class attribute is anything but False; absent ones are."""
+    try:
+        return class_value(sources, source, attribute) is not False
+    except UnknownValueError:
+        return True
 
 
 def _offload_sequence(sources: Sources, source: ClassSource) -> tuple[str, ...] | None:

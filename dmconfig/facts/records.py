@@ -77,6 +77,7 @@ class ClassFacts:
         keep_in_fp32_modules_strict: parts kept in fp32 when loading in fp16 or bf16 (transformers only).
         skip_keys: arguments of ``forward`` that hooks must hand on uncopied.
         tied_weights_keys: names or patterns of the parameters that are duplicates of another.
+        supports_group_offloading: False where diffusers refuses ``apply_group_offloading`` for the class.
         init_parameters: the named parameters of ``__init__``, without ``self``: what its config may set.
     """
 
@@ -90,6 +91,7 @@ class ClassFacts:
     skip_keys: tuple[str, ...]
     tied_weights_keys: tuple[str, ...]
     init_parameters: tuple[str, ...]
+    supports_group_offloading: bool
 
 
 def is_module_class(facts: ClassFacts) -> bool:
@@ -144,6 +146,7 @@ def class_to_data(facts: ClassFacts) -> dict[str, Json]:
         "skip_keys": list(facts.skip_keys),
         "tied_weights_keys": list(facts.tied_weights_keys),
         "init_parameters": list(facts.init_parameters),
+        "supports_group_offloading": facts.supports_group_offloading,
     }
 
 
@@ -161,4 +164,5 @@ def class_from_data(data: dict[str, Any]) -> ClassFacts:
         skip_keys=tuple(data["skip_keys"]),
         tied_weights_keys=tuple(data["tied_weights_keys"]),
         init_parameters=tuple(data["init_parameters"]),
+        supports_group_offloading=data["supports_group_offloading"],
     )

@@ -125,12 +125,13 @@ def _variations(task: Task) -> Iterator[tuple[str, Task]]:
     balanced = task.variation(device_map="balanced")
     if task.spec.device_map != "balanced":
         yield "use device_map: balanced", balanced
-    for word in ("cpu_offload_with_hook", "sequential_cpu_offload"):
-        if word != task.spec.low_memory:
-            yield f"use low_memory: {word}", task.variation(low_memory=word)
-            if task.spec.device_map != "balanced" and balanced.found() is None:
-                text = f"use device_map: balanced with low_memory: {word}"
-                yield text, task.variation(device_map="balanced", low_memory=word)
+    for word in ("cpu_offload_with_hook", "group_offload", "sequential_cpu_offload"):
+        alone = task.variation(low_memory=word)
+        if word != task.spec.low_memory and alone.found() is not None:
+            yield f"use low_memory: {word}", alone
+        elif balanced.found() is None:
+            text = f"use device_map: balanced with low_memory: {word}"
+            yield text, task.variation(device_map="balanced", low_memory=word)
 
 
 def _other_pins(task: Task) -> Iterator[tuple[str, Task]]:

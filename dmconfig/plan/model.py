@@ -15,6 +15,8 @@ class Residency(StrEnum):
     ALWAYS = "always"
     WHILE_RUNNING = "while_running"
     """They rest on the cpu and are brought whole when the component runs (``cpu_offload_with_hook``)."""
+    PER_GROUP = "per_group"
+    """They rest on the cpu and are brought in groups of layers (``group_offload``)."""
     PER_LEAF = "per_leaf"
     """They rest on the cpu and are brought one layer at a time (``sequential_cpu_offload``)."""
 
@@ -23,7 +25,7 @@ class Residency(StrEnum):
 class Assignment:
     """One component's place: where it runs, where its weights rest, and why. ``nbytes`` are its weights at ``dtype``.
 
-    ``peak_bytes`` is what of it is on the execution device at once; less than ``nbytes`` only per leaf.
+    ``peak_bytes`` is what of it is on the execution device at once; less than ``nbytes`` only per leaf or group.
     """
 
     component: str

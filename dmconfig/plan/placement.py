@@ -23,7 +23,7 @@ MAX_STEPS = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A component's weights: all of them, the part that is on the execution device per leaf, and when they leave.
+    """A component's weights: all of them, what is on the execution device per leaf or group, and when they leave.
 
     ``stays`` is True for a component outside the pipeline's offload order (a controlnet): brought whole, it stays
     until the call ends, because it runs within another component's phase.
@@ -31,11 +31,18 @@ class Load:
 
     nbytes: int
     largest_leaf_bytes: int
+    group_bytes: int
     stays: bool = False
 
     def peak_bytes(self, residency: Residency) -> int:
         """Return what of it is on the execution device at once."""
-        return self.largest_leaf_bytes if residency is Residency.PER_LEAF else self.nbytes
+        match residency:
+            case Residency.PER_LEAF:
+                return self.largest_leaf_bytes
+            case Residency.PER_GROUP:
+                return self.group_bytes
+            case _:
+                return self.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ def _assignment(name: str, place: Place, task: Task) -> Assignment:
 _BROUGHT = {
     Residency.ALWAYS: "",
     Residency.WHILE_RUNNING: ", brought whole while it runs",
+    Residency.PER_GROUP: ", brought in groups of layers",
     Residency.PER_LEAF: ", brought layer by layer",
 }
 

@@ -13,11 +13,13 @@ _OFFLOAD = {
     "none": Residency.ALWAYS,
     "model": Residency.WHILE_RUNNING,
     "sequential": Residency.PER_LEAF,
+    "group": Residency.PER_GROUP,
 }
 _LOW_MEMORY = {
     "none": Residency.ALWAYS,
     "cpu_offload_with_hook": Residency.WHILE_RUNNING,
     "sequential_cpu_offload": Residency.PER_LEAF,
+    "group_offload": Residency.PER_GROUP,
 }
 
 

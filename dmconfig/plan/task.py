@@ -11,7 +11,7 @@ from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.plan.placement import Found, Limits, Load, best_choice
 from dmconfig.plan.requests import Request, requests_of
-from dmconfig.spec import Spec
+from dmconfig.spec import GroupOffloadSpec, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,12 @@ class Task:
         """What each component weighs, and whether it gives way to others."""
         in_turn = self.assembly.in_turn
         return {
-            name: Load(nbytes=size.nbytes, largest_leaf_bytes=size.largest_leaf_bytes, stays=name not in in_turn)
+            name: Load(
+                nbytes=size.nbytes,
+                largest_leaf_bytes=size.largest_leaf_bytes,
+                group_bytes=_group_bytes(size, self.spec.group_offload),
+                stays=name not in in_turn,
+            )
             for name, size in self.footprints.items()
         }
 
@@ -56,6 +61,15 @@ class Task:
     def variation(self, **changes: object) -> Task:
         """Return the same task with other values of the spec."""
         return replace(self, spec=self.spec.model_copy(update=changes))
+
+
+def _group_bytes(size: Footprint, options: GroupOffloadSpec) -> int:
+    """The most of a component that group offload has on the device: a stream holds the next group beside this one."""
+    groups = 2 if options.use_stream else 1
+    if options.offload_type == "leaf_level":
+        return min(size.nbytes, groups * size.largest_leaf_bytes)
+    blocks = groups * options.num_blocks_per_group * size.largest_block_bytes
+    return min(size.nbytes, size.outside_blocks_bytes + blocks)
 
 
 def _budget(device: Device, spec: Spec) -> int:

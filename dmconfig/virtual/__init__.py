@@ -5,13 +5,15 @@ capacities. Tensors that "live" there are wrappers around host tensors, so value
 plain CPU run bit for bit; mixing devices raises as CUDA would, and a ledger counts bytes per device and moves
 between them. Importing this package imports torch; nothing else in dmconfig imports it.
 
-Not modelled: memory that CUDA takes besides tensors (context, workspaces), the allocator's cache, time, and
-``backward()``. Not possible: ``torch.load`` straight to a virtual device, resizing a tensor there in place, and moving
-a module while the graph of a run with gradients is alive.
+Not modelled: memory that CUDA takes besides tensors (context, workspaces), and time. The allocator's cache is a model
+that was not checked against a device. Not possible, and refused with ``NotImplementedError``: ``torch.load`` straight
+to a virtual device, resizing a tensor there in place, ``backward()``, and moving a module while the graph of a run with
+gradients is alive. On a host with real accelerators, ``run_hidden`` runs a process that does not see them.
 
     errors        what CUDA would have refused
     tensor        VirtualTensor, the wrapper
-    ledger        live and peak bytes, moves
+    allocator     a model of what PyTorch's allocator reserves
+    ledger        live, peak and reserved bytes, moves, phases
     state         one machine's devices, and how results become tensors on them
     rules         which devices may meet in one operator
     operators     running one operator on the inner tensors
@@ -23,13 +25,18 @@ a module while the graph of a run with gradients is alive.
     patching      replacing attributes, and putting them back
     guard         a device guard for builds without CUDA
     disk          shape-only: files that are remembered instead of written
-    modules       adopting a module, attributing memory to components
+    loading       torch.load and storages, refused where they cannot work
+    modules       adopting a module
+    tracking      phases: components, and how a pipeline enters them
+    whereabouts   the module that is running, for errors
     machine       VirtualMachine
+    hidden        a process that sees no real accelerators
 """
 
 from dmconfig.virtual.errors import DeviceMismatchError as DeviceMismatchError
 from dmconfig.virtual.errors import UnknownValueError as UnknownValueError
 from dmconfig.virtual.errors import VirtualOutOfMemoryError as VirtualOutOfMemoryError
+from dmconfig.virtual.hidden import run_hidden as run_hidden
 from dmconfig.virtual.ledger import OUTSIDE as OUTSIDE
 from dmconfig.virtual.ledger import Kind as Kind
 from dmconfig.virtual.ledger import Ledger as Ledger

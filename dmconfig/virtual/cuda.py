@@ -35,7 +35,10 @@ def cuda_functions(state: MachineState) -> Functions:
 def accelerator_functions(state: MachineState) -> Functions:
     """Return the replacements for attributes of ``torch.accelerator``."""
     memory = _memory(state)
-    shared = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
+    shared = (
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
+        "reset_peak_memory_stats", "empty_cache",
+    )  # fmt: skip
     return {
         "is_available": _always(True),
         "current_accelerator": _always(torch.device("cuda")),
@@ -45,9 +48,7 @@ def accelerator_functions(state: MachineState) -> Functions:
         "set_device_index": _set_device(state),
         "set_device_idx": _set_device(state),
         "synchronize": _always(None),
-        "empty_cache": _always(None),
         "get_memory_info": memory["mem_get_info"],
-        "reset_peak_memory_stats": memory["reset_peak_memory_stats"],
         **{name: memory[name] for name in shared},
     }
 
@@ -87,22 +88,34 @@ def _memory(state: MachineState) -> Functions:
     def peak(device: Device = None) -> int:
         return state.ledger.peak_bytes(_name(state, device))
 
+    def reserved(device: Device = None) -> int:
+        return state.ledger.reserved_bytes(_name(state, device))
+
+    def peak_reserved(device: Device = None) -> int:
+        return state.ledger.peak_reserved_bytes(_name(state, device))
+
     def mem_get_info(device: Device = None) -> tuple[int, int]:
         name = _name(state, device)
         return state.ledger.free_bytes(name), state.capacities_bytes[_index(state, device)]
 
     def memory_stats(device: Device = None) -> dict[str, int]:
-        return {"allocated_bytes.all.current": live(device), "allocated_bytes.all.peak": peak(device)}
+        return {
+            "allocated_bytes.all.current": live(device),
+            "allocated_bytes.all.peak": peak(device),
+            "reserved_bytes.all.current": reserved(device),
+            "reserved_bytes.all.peak": peak_reserved(device),
+            "num_alloc_retries": state.ledger.allocation_retries(_name(state, device)),
+        }
 
     return {
         "mem_get_info": mem_get_info,
         "memory_allocated": live,
         "max_memory_allocated": peak,
-        "memory_reserved": live,  # nothing is cached yet, so nothing is reserved beyond what is allocated
-        "max_memory_reserved": peak,
+        "memory_reserved": reserved,
+        "max_memory_reserved": peak_reserved,
         "memory_stats": memory_stats,
         "reset_peak_memory_stats": lambda device=None: state.ledger.reset_peaks(_name(state, device)),
-        "empty_cache": _always(None),
+        "empty_cache": state.ledger.release_cached,
         "ipc_collect": _always(None),
     }
 

@@ -12,6 +12,7 @@ import torch
 
 from dmconfig.virtual.cuda import accelerator_functions, cuda_functions
 from dmconfig.virtual.generator import VirtualGenerator
+from dmconfig.virtual.loading import refusing_load, refusing_resize
 from dmconfig.virtual.patching import replaced
 from dmconfig.virtual.state import MachineState
 
@@ -35,7 +36,8 @@ def virtual_environment(state: MachineState) -> Iterator[None]:
         stack.enter_context(_accelerate_state_kept())
         stack.enter_context(replaced(torch.cuda, cuda_functions(state)))
         stack.enter_context(replaced(torch.accelerator, accelerator_functions(state)))
-        stack.enter_context(replaced(torch, {"Generator": VirtualGenerator}))
+        stack.enter_context(replaced(torch, {"Generator": VirtualGenerator, "load": refusing_load()}))
+        stack.enter_context(replaced(torch.UntypedStorage, {"resize_": refusing_resize(state)}))
         stack.enter_context(replaced(_C._nn, {"_parse_to": _parse_to(state)}))
         stack.enter_context(replaced(torch.nn.Parameter, {"__new__": _new_parameter(state)}))
         stack.enter_context(_buffers_marked(state))
@@ -103,7 +105,9 @@ def _accelerate_state_kept() -> Iterator[None]:
 def _clear_caches() -> None:
     """Forget what the libraries have remembered about devices, on the way in and on the way out."""
     torch_utils = import_module("diffusers.utils.torch_utils")
-    torch_utils.TorchDeviceBackend._detect_device_type.cache_clear()
+    backend = getattr(torch_utils, "TorchDeviceBackend", None)  # diffusers has it since some release after 0.38
+    detect = torch_utils.get_device if backend is None else backend._detect_device_type
+    detect.cache_clear()
     for module_name in _CACHING_MODULES:
         for name, value in list(vars(sys.modules[module_name]).items()):
             if name.startswith("is_") and hasattr(value, "cache_clear"):

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from dmconfig.virtual import rules
+from dmconfig.virtual.errors import REFUSALS
 from dmconfig.virtual.operators import run_operator
 from dmconfig.virtual.state import MachineState
 from dmconfig.virtual.tensor import (
@@ -24,6 +25,7 @@ from dmconfig.virtual.tensor import (
     is_shape_only,
     no_modes,
 )
+from dmconfig.virtual.whereabouts import running_module
 
 Function = Callable[..., Any]
 Handler = Callable[[MachineState, Function, Args, Kwargs], Any]
@@ -41,7 +43,11 @@ class FunctionMode(TorchFunctionMode):
         self._state = state
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return call_function(self._state, func, args, kwargs or {})
+        try:
+            return call_function(self._state, func, args, kwargs or {})
+        except REFUSALS as refusal:
+            refusal.locate(operation=func.__name__, module=running_module(self._state.components))
+            raise
 
 
 def call_function(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -124,7 +130,7 @@ def _whole(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> A
     virtual = any(isinstance(tensor, VirtualTensor) for tensor in tensors)
     if not virtual or any(is_shape_only(tensor) for tensor in tensors):
         return func(*args, **kwargs)
-    device = rules.agreed_device(func.__name__, tensors)
+    device = rules.agreed_device(tensors)
     args, kwargs = tree_map_only(torch.Tensor, inner_of, (args, kwargs))
     with no_modes():
         result = func(*args, **kwargs)
@@ -139,7 +145,7 @@ def _attention(state: MachineState, func: Function, args: Args, kwargs: Kwargs) 
     tensors = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, torch.Tensor)]
     if not any(isinstance(tensor, VirtualTensor) for tensor in tensors):
         return func(*args, **kwargs)
-    device = rules.agreed_device("scaled_dot_product_attention", tensors)
+    device = rules.agreed_device(tensors)
     query, _key, value = _attention_inputs(args, kwargs)
     with no_modes():
         row_sums = torch.empty(query.shape[:-1], dtype=torch.float32, device=META)
@@ -165,20 +171,33 @@ def _attention_shape(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------- content of a tensor
 
 
-def _set_data(_state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Run ``tensor.data = value`` by exchanging the contents of two tensor objects.
+def _set_data(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Run ``tensor.data = value`` by exchanging the contents of two tensor objects; what was weights stays weights.
 
     The object must stay the same one: group offloading keeps its parameters as the keys of a dict.
     """
     tensor, value = args
     if not isinstance(tensor, VirtualTensor) and not isinstance(value, VirtualTensor):
         return func(*args, **kwargs)
+    is_weight = is_parameter(tensor) or state.ledger.kind_of(inner_of(tensor).untyped_storage()) == "weights"
     with _C.DisableTorchFunction():
         new = value.twin() if isinstance(value, VirtualTensor) else value.detach()
         if is_parameter(tensor):
             new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
-        _torch.utils.swap_tensors(tensor, new)
+        _exchange(tensor, new)
+    if is_weight:
+        state.mark_weights(tensor)
     return None
+
+
+def _exchange(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    try:
+        _torch.utils.swap_tensors(tensor, new)
+    except RuntimeError as error:  # raised before anything was exchanged
+        raise NotImplementedError(
+            "a tensor cannot be moved to or from a virtual device in place while the graph of a run with gradients, "
+            "or a view of it, is alive: run under torch.no_grad(), or drop the results first"
+        ) from error
 
 
 def _get_data(_state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -206,7 +225,7 @@ def _inner_index(tensor: torch.Tensor, index: Any) -> Any:
         return index
     if index.dim() == 0 and index.dtype not in (torch.bool, torch.uint8) and not index.is_floating_point():
         return index.item()  # as the C++ binding does, whatever the device
-    rules.check_indices("aten.index", tensor.device, [index])
+    rules.check_indices(tensor.device, [index])
     if index.dtype == torch.bool and is_shape_only(index):
         raise NotImplementedError("indexing with a mask that has only a shape: the size of the result is unknown")
     return inner_of(index)
@@ -237,6 +256,12 @@ def _copy_(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> A
     return func(*args, **kwargs)
 
 
+def _backward(_state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], VirtualTensor):
+        raise NotImplementedError("backward() is not possible on a virtual device")
+    return func(*args, **kwargs)
+
+
 # ---------------------------------------------------------------- what only real accelerators have
 
 
@@ -253,10 +278,6 @@ def _pin_memory(state: MachineState, _func: Function, args: Args, _kwargs: Kwarg
 
 def _is_pinned(_state: MachineState, _func: Function, args: Args, _kwargs: Kwargs) -> bool:
     return getattr(args[0], "_virtually_pinned", False)
-
-
-def _record_stream(_state: MachineState, _func: Function, _args: Args, _kwargs: Kwargs) -> None:
-    return None  # nothing runs late here, so memory is never reused too early
 
 
 _HANDLERS: dict[Any, Handler] = {
@@ -278,7 +299,7 @@ _HANDLERS: dict[Any, Handler] = {
     torch.Tensor.__getitem__: _get_item,
     torch.Tensor.__setitem__: _set_item,
     torch.Tensor.copy_: _copy_,
+    torch.Tensor.backward: _backward,
     torch.Tensor.pin_memory: _pin_memory,
     torch.Tensor.is_pinned: _is_pinned,
-    torch.Tensor.record_stream: _record_stream,
 }

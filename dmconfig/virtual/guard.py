@@ -38,9 +38,10 @@ def noop_cuda_guard() -> Iterator[None]:
         registry[_CUDA] = previous
 
 
-def has_cuda_guard() -> bool:
-    """Tell whether a guard for cuda devices is registered now."""
-    return bool(_registry()[_CUDA])
+def cuda_guard() -> int | None:
+    """Return the address of the guard that is registered for cuda devices now; None in a build without CUDA."""
+    address: int | None = _registry()[_CUDA]
+    return address
 
 
 def _registry() -> Any:

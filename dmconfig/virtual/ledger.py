@@ -6,20 +6,21 @@ import functools
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import torch
 
+from dmconfig.virtual import allocator
+from dmconfig.virtual.allocator import CachingAllocator
 from dmconfig.virtual.errors import VirtualOutOfMemoryError
 
 Kind = Literal["weights", "activations"]
 
 OUTSIDE = "outside"  # the phase of everything that happens in no phase
 HOST_DEVICES = ("cpu", "disk")
-_ALIGNMENT_BYTES = 512  # CUDA's allocator rounds every request up to this
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class _Block:
     device: str
     size_bytes: int
     kind: Kind
+    allocation: allocator.Block | None  # on accelerators
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,19 @@ class _Peak:
 class Ledger:
     """Counts storages, so views and aliases cost nothing, as on a real device.
 
-    Sizes on accelerators are rounded up to 512 bytes, as CUDA's allocator does. What is counted for ``cpu`` is what
-    torch was seen to allocate while the machine was active, not everything that the process holds.
+    Sizes on accelerators are rounded up to 512 bytes, as CUDA's allocator does. What its cache holds beyond them is
+    told as reserved bytes, which come of a model (see ``allocator``) and limit nothing: the capacity is what live
+    bytes may fill. What is counted for ``cpu`` is what torch was seen to allocate while the machine was active, not
+    everything that the process holds.
     """
 
     def __init__(self, capacities_bytes: Mapping[str, int], *, enforce_capacity: bool = True) -> None:
         self._capacities = dict(capacities_bytes)
         self._enforce_capacity = enforce_capacity
+        self._allocators = {
+            device: CachingAllocator(capacity if enforce_capacity else None)
+            for device, capacity in capacities_bytes.items()
+        }
         self._blocks: dict[int, _Block] = {}
         self._live: Counter[tuple[str, Kind]] = Counter()
         self._peaks: dict[tuple[str | None, str], _Peak] = {}
@@ -104,11 +112,62 @@ class Ledger:
         """Return what an accelerator has left of its capacity; never negative."""
         return max(0, self._capacities[device] - self.live_bytes(device))
 
+    def reserved_bytes(self, device: str) -> int:
+        """Return what PyTorch's allocator would now hold of an accelerator, its cache included: a modelled figure.
+
+        Raises: ValueError: for a device that has no such allocator.
+        """
+        with self._lock:
+            self._settle()
+            return self._allocator(device).reserved_bytes
+
+    def peak_reserved_bytes(self, device: str) -> int:
+        """Return the most that was reserved since the last reset. Raises: ValueError: see ``reserved_bytes``."""
+        return self._allocator(device).peak_reserved_bytes
+
+    def allocation_retries(self, device: str) -> int:
+        """Return how often the cache had to be given back because a new segment would not have fitted beside it.
+
+        Raises: ValueError: see ``reserved_bytes``.
+        """
+        return self._allocator(device).retries
+
+    def release_cached(self) -> None:
+        """Give back what is reserved and unused, on every device."""
+        with self._lock:
+            self._settle()
+            for each in self._allocators.values():
+                each.release_cached()
+
     @property
     def moves(self) -> Mapping[Move, MoveCount]:
         """Everything moved since the last reset, route by route, as a snapshot."""
         with self._lock:
             return {route: MoveCount(self._moved_bytes[route], count) for route, count in self._moved_count.items()}
+
+    def moved(
+        self,
+        *,
+        phase: str | None = None,
+        source: str | None = None,
+        destination: str | None = None,
+        kind: Kind | None = None,
+    ) -> MoveCount:
+        """Return the sum of all moves since the last reset that are of this phase, link and kind; None is any."""
+        wanted = (phase, source, destination, kind)
+        counts = [
+            count
+            for move, count in self.moves.items()
+            if all(asked in (None, given) for asked, given in zip(wanted, astuple(move), strict=True))
+        ]
+        return MoveCount(sum(count.bytes for count in counts), sum(count.count for count in counts))
+
+    @property
+    def phases(self) -> Sequence[str]:
+        """Every phase in which something lived on a device or moved since the last reset, in order of appearance."""
+        with self._lock:
+            peaks = [phase for phase, _device in self._peaks if phase is not None]
+            return tuple(dict.fromkeys((*peaks, *(move.phase for move in self._moved_count))))
 
     @property
     def current_phase(self) -> str:
@@ -150,6 +209,8 @@ class Ledger:
         with self._lock:
             self._settle()
             self._peaks = {key: peak for key, peak in self._peaks.items() if device not in (None, key[1])}
+            for each in self._allocators.values() if device is None else [self._allocator(device)]:
+                each.reset_peak()
             for name in {name for name, _kind in self._live} if device is None else {device}:
                 self._raise_peak(None, name)
                 self._raise_peak(self.current_phase, name)
@@ -165,12 +226,11 @@ class Ledger:
             if key in self._blocks:
                 self._promote(self._blocks[key], kind)
                 return
-            size_bytes = _allocated_bytes(storage.nbytes(), device)
-            if size_bytes == 0:
+            if storage.nbytes() == 0:
                 return
-            self._check_capacity(device, size_bytes)
+            size_bytes, allocation = self._allocate(storage.nbytes(), device)
             reference = weakref.ref(storage, functools.partial(self._note_death, key))
-            self._blocks[key] = _Block(reference, device, size_bytes, kind)
+            self._blocks[key] = _Block(reference, device, size_bytes, kind, allocation)
             self._live[device, kind] += size_bytes
             self._raise_peak(None, device)
             self._raise_peak(self.current_phase, device)
@@ -181,6 +241,13 @@ class Ledger:
             self._settle()
             block = self._blocks.get(_key(storage))
             return block.kind if block else "activations"
+
+    def device_of(self, storage: torch.UntypedStorage) -> str | None:
+        """Return where a storage was recorded to be; None when it is not on the books."""
+        with self._lock:
+            self._settle()
+            block = self._blocks.get(_key(storage))
+            return block.device if block else None
 
     def count_move(self, source: str, destination: str, size_bytes: int, kind: Kind) -> None:
         """Count one copy from device to device."""
@@ -198,6 +265,8 @@ class Ledger:
         while self._died:
             block = self._blocks.pop(self._died.popleft())
             self._live[block.device, block.kind] -= block.size_bytes
+            if block.allocation is not None:
+                self._allocators[block.device].free(block.allocation)
 
     def _promote(self, block: _Block, kind: Kind) -> None:
         if kind == "weights" and block.kind != "weights":
@@ -205,8 +274,20 @@ class Ledger:
             self._live[block.device, "weights"] += block.size_bytes
             block.kind = "weights"
 
+    def _allocate(self, size_bytes: int, device: str) -> tuple[int, allocator.Block | None]:
+        if device in HOST_DEVICES:
+            return size_bytes, None
+        size_bytes = allocator.rounded(size_bytes)
+        self._check_capacity(device, size_bytes)
+        return size_bytes, self._allocators[device].allocate(size_bytes)
+
+    def _allocator(self, device: str) -> CachingAllocator:
+        if device not in self._allocators:
+            raise ValueError(f"{device!r} is not an accelerator of this machine; it has {', '.join(self._allocators)}")
+        return self._allocators[device]
+
     def _check_capacity(self, device: str, size_bytes: int) -> None:
-        if not self._enforce_capacity or device not in self._capacities:
+        if not self._enforce_capacity:
             return
         free_bytes = self.free_bytes(device)
         if size_bytes > free_bytes:
@@ -233,9 +314,3 @@ def _key(storage: Any) -> int:
     # The address of the C++ storage. Python's object for it lives exactly as long (torch keeps it alive and hands the
     # same one out again), which is why a weak reference to it tells when the memory is freed.
     return int(storage._cdata)
-
-
-def _allocated_bytes(size_bytes: int, device: str) -> int:
-    if device in HOST_DEVICES:
-        return size_bytes
-    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

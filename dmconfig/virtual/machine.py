@@ -15,15 +15,16 @@ from dmconfig.virtual.disk import remembered_files
 from dmconfig.virtual.environment import virtual_environment
 from dmconfig.virtual.guard import noop_cuda_guard
 from dmconfig.virtual.ledger import Ledger
-from dmconfig.virtual.modules import adopt_module, tracked_components
+from dmconfig.virtual.modules import adopt_module
 from dmconfig.virtual.operators import run_operator
 from dmconfig.virtual.state import MachineState, UnknownValues
 from dmconfig.virtual.tensor import install_dispatch, installed_dispatch
 from dmconfig.virtual.threads import modes_in_workers, modes_of
+from dmconfig.virtual.tracking import tracked_components
 
 _REAL_CUDA = (
     "this process sees real CUDA devices, and virtual ones would be mixed up with them; "
-    'run it with CUDA_VISIBLE_DEVICES="" in the environment'
+    'run it with CUDA_VISIBLE_DEVICES="" in the environment, or from here with dmconfig.virtual.run_hidden'
 )
 
 
@@ -123,8 +124,10 @@ class VirtualMachine:
         adopt_module(self._state, module, self._state.normalise(device), dtype)
 
     def track(self, components: Mapping[str, object]) -> AbstractContextManager[None]:
-        """Make each module's calls a phase of the ledger with its name, for the length of a with block.
+        """Make each entry of a component a phase of the ledger, for the length of a with block.
 
-        Takes a pipeline's ``components``; what is not a module is ignored.
+        Takes a pipeline's ``components``; what is not a module is ignored. A component that is called is the phase
+        ``unet``; one entered by a method or a submodule is ``vae.decode``, ``text_encoder.text_model``. Errors inside
+        name modules by the same names.
         """
         return tracked_components(self._state, components)

@@ -1,15 +1,13 @@
-"""Modules on a machine: adopting their tensors, and attributing memory and moves to a pipeline's components."""
+"""Making a module that was built outside one of a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from dmconfig.virtual.patching import replaced
 from dmconfig.virtual.state import MachineState
 from dmconfig.virtual.tensor import VirtualTensor, as_shape, is_parameter, wrapped
 
@@ -64,36 +62,3 @@ def _on_device(state: MachineState, inner: torch.Tensor, device: torch.device) -
     state.ledger.record(inner.untyped_storage(), str(device), "weights")
     on_host = device.type == "cpu" and inner.device.type == "cpu"
     return inner if on_host else wrapped(inner, device)
-
-
-@contextmanager
-def tracked_components(state: MachineState, components: Mapping[str, object]) -> Iterator[None]:
-    """Make every call of a component a phase with its name, until the end of the block."""
-    with ExitStack() as stack:
-        for name, component in components.items():
-            if isinstance(component, torch.nn.Module):
-                stack.enter_context(_tracked(state, name, component))
-        yield
-
-
-@contextmanager
-def _tracked(state: MachineState, name: str, component: torch.nn.Module) -> Iterator[None]:
-    ledger = state.ledger
-    before = component.register_forward_pre_hook(lambda _module, _args: ledger.enter_phase(name))
-    after = component.register_forward_hook(lambda _module, _args, _output: ledger.exit_phase(), always_call=True)
-    # an autoencoder is never called itself: pipelines use these two
-    methods = {method: getattr(component, method) for method in ("encode", "decode") if hasattr(component, method)}
-    try:
-        with replaced(component, {method: _in_phase(state, name, call) for method, call in methods.items()}):
-            yield
-    finally:
-        before.remove()
-        after.remove()
-
-
-def _in_phase(state: MachineState, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def call_in_phase(*args: Any, **kwargs: Any) -> Any:
-        with state.ledger.phase(name):
-            return call(*args, **kwargs)
-
-    return call_in_phase

@@ -14,12 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from dmconfig.virtual import rules
+from dmconfig.virtual.errors import REFUSALS
 from dmconfig.virtual.state import MachineState
 from dmconfig.virtual.tensor import CPU, META, Args, Kwargs, VirtualTensor, as_shape, inner_of, is_shape_only, no_modes
+from dmconfig.virtual.whereabouts import running_module
 
 _aten = torch.ops.aten
 _C: Any = torch._C
 _torch: Any = torch  # for what torch leaves untyped
+_NO_RESIZING = "a tensor on a virtual device cannot be resized in place"
 _COMPOSITE = _C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -45,7 +48,15 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def run_operator(state: MachineState, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Run one operator of the dispatcher on tensors of a machine."""
+    """Run one operator of the dispatcher on tensors of a machine; what it refuses names it and the module."""
+    try:
+        return _run(state, func, args, kwargs)
+    except REFUSALS as refusal:
+        refusal.locate(operation=rules.name_of(func), module=running_module(state.components))
+        raise
+
+
+def _run(state: MachineState, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     special = _SPECIAL.get(func)
     if special is not None:
         return special(state, func, args, kwargs)
@@ -125,7 +136,22 @@ def _detach(_state: MachineState, func: OpOverload, args: Args, _kwargs: Kwargs)
     return tensor.twin() if isinstance(tensor, VirtualTensor) else func(tensor)
 
 
+def _resize(state: MachineState, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    # Refused before anything happens: C++ would grow the content and then look for the wrapper's storage (a build
+    # with CUDA would even ask the driver for memory).
+    tensor, wanted = args[:2]
+    if not isinstance(tensor, VirtualTensor):
+        return _run_generic(state, func, args, kwargs)
+    size = wanted.size() if isinstance(wanted, torch.Tensor) else torch.Size(wanted)
+    if func is _aten.set_.source_Tensor or size != tensor.size():
+        raise NotImplementedError(_NO_RESIZING)
+    return tensor
+
+
 _SPECIAL = {
+    _aten.resize_.default: _resize,
+    _aten.resize_as_.default: _resize,
+    _aten.set_.source_Tensor: _resize,
     _aten._to_copy.default: _to_copy,
     _aten.copy_.default: _copy_,
     _aten._local_scalar_dense.default: _item,
@@ -225,7 +251,7 @@ def _place_results(
 
 def _reshape_wrapper(func: OpOverload, args: Args, kwargs: Kwargs) -> None:
     """Let squeeze_ and its like, which have reshaped the content, do the same to the wrapper itself."""
-    with suppress(NotImplementedError), no_modes():  # resize_ wants a storage: _unchanged tells the caller
+    with suppress(NotImplementedError), no_modes():  # what wants a storage: _unchanged tells the caller
         func(*args, **kwargs)
 
 
@@ -233,7 +259,7 @@ def _unchanged(outer: torch.Tensor) -> torch.Tensor:
     # In-place operators hand back their argument. C++ cannot resize a wrapper that has no storage, so one that grows
     # its argument (resize_, an out= of another size) would leave wrapper and content apart.
     if inner_of(outer).shape != outer.shape:
-        raise NotImplementedError("a tensor on a virtual device cannot be resized in place")
+        raise NotImplementedError(_NO_RESIZING)
     return outer
 
 

@@ -1,4 +1,4 @@
-"""Which devices may meet in one operator, as CUDA's own checks have it."""
+"""Which devices may meet in one operator, as CUDA's own checks have it; who runs the operator adds its name."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def common_device(func: OpOverload, args: Sequence[Any], tensors: Sequence[torch
     A host tensor without dimensions may meet any device, as in CUDA. ``meta`` counts as a device like any other:
     tolerating it would hide weights that were never loaded.
 
-    Raises: DeviceMismatchError: naming the first two devices that differ, and the operator.
+    Raises: DeviceMismatchError: naming the first two devices that differ.
     """
     if func in _INDEXING:
-        check_indices(name_of(func), args[0].device, args[1])
+        check_indices(args[0].device, args[1])
         tensors = [args[0], *(value for value in args[2:3] if isinstance(value, torch.Tensor))]
-    return agreed_device(name_of(func), tensors, tolerant=func in _ANY_DEVICES) if tensors else None
+    return agreed_device(tensors, tolerant=func in _ANY_DEVICES) if tensors else None
 
 
-def agreed_device(name: str, tensors: Sequence[torch.Tensor], *, tolerant: bool = False) -> torch.device:
+def agreed_device(tensors: Sequence[torch.Tensor], *, tolerant: bool = False) -> torch.device:
     """Return the one device of all tensors (at least one); with tolerant the first one's, whatever the others are.
 
     Raises: DeviceMismatchError: when they do not agree.
@@ -55,11 +55,11 @@ def agreed_device(name: str, tensors: Sequence[torch.Tensor], *, tolerant: bool 
         elif only_scalars:
             common, only_scalars = tensor.device, False
         elif not scalar and not tolerant:
-            raise DeviceMismatchError(_mismatch(common, tensor.device, name))
+            raise DeviceMismatchError(_mismatch(common, tensor.device))
     return common
 
 
-def check_indices(name: str, device: torch.device, indices: Iterable[torch.Tensor | None]) -> None:
+def check_indices(device: torch.device, indices: Iterable[torch.Tensor | None]) -> None:
     """Check that indices are on the host or with the tensor they index.
 
     Raises: DeviceMismatchError: with CUDA's words.
@@ -68,7 +68,7 @@ def check_indices(name: str, device: torch.device, indices: Iterable[torch.Tenso
         if index is not None and index.device != device and index.device.type != "cpu":
             raise DeviceMismatchError(
                 "indices should be either on cpu or on the same device as the indexed tensor "
-                f"({device}), but found one on {index.device} (op {name})"
+                f"({device}), but found one on {index.device}"
             )
 
 
@@ -81,7 +81,7 @@ def check_written(func: OpOverload, written: Iterable[Any], common: torch.device
         return
     for tensor in written:
         if isinstance(tensor, torch.Tensor) and tensor.device != common:
-            raise DeviceMismatchError(_mismatch(tensor.device, common, name_of(func)))
+            raise DeviceMismatchError(_mismatch(tensor.device, common))
 
 
 def check_generator(generator: torch.Generator | None, device: torch.device) -> None:
@@ -101,8 +101,5 @@ def name_of(func: OpOverload) -> str:
     return str(func._schema.name).replace("::", ".")
 
 
-def _mismatch(first: torch.device, second: torch.device, name: str) -> str:
-    return (
-        "Expected all tensors to be on the same device, "
-        f"but found at least two devices, {first} and {second}! (op {name})"
-    )
+def _mismatch(first: torch.device, second: torch.device) -> str:
+    return f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"

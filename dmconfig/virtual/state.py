@@ -30,6 +30,7 @@ class MachineState:
     ledger: Ledger
     current_index: int = 0
     guesses: Counter[str] = field(default_factory=Counter)
+    components: dict[str, torch.nn.Module] = field(default_factory=dict)  # tracked now, for names in errors
 
     def normalise(self, device: int | str | torch.device) -> torch.device:
         """Return the device with its index, in torch's form: 0, "cuda" and "cuda:0" are the same one.

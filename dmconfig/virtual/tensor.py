@@ -20,6 +20,13 @@ CPU = torch.device("cpu")
 _C: Any = torch._C
 _dispatch: Dispatch | None = None  # of the active machine; there is at most one in a process
 
+# What may be asked of a tensor outside a machine: what it is, nothing about its content.
+_DESCRIPTIONS = frozenset({
+    "__format__", "__hash__", "__len__", "device", "dim", "dtype", "element_size", "grad", "grad_fn", "is_complex",
+    "is_contiguous", "is_cuda", "is_floating_point", "is_leaf", "is_meta", "is_sparse", "itemsize", "layout", "name",
+    "nbytes", "ndim", "nelement", "numel", "requires_grad", "shape", "size", "storage_offset", "stride",
+})  # fmt: skip
+
 
 class VirtualTensor(torch.Tensor):
     """A tensor on a virtual device: shape, dtype and device of its own, content in ``_inner``.
@@ -71,7 +78,7 @@ class VirtualTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if _dispatch is None:
-            raise RuntimeError("this tensor is on a virtual device, and no VirtualMachine is active")
+            raise _left_behind()
         return _dispatch(func, args, kwargs or {})
 
     # What C++ cannot answer for a wrapper without a storage:
@@ -87,6 +94,9 @@ class VirtualTensor(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         """Return the storage of the inner tensor."""
         return self._inner.untyped_storage()
+
+    def record_stream(self, stream: object) -> None:
+        """Do nothing: nothing runs late here, so memory is never reused too early."""
 
     def numpy(self, *, force: bool = False) -> Any:
         """Return the values as an array; zeros when there is only a shape.
@@ -163,9 +173,32 @@ def no_modes() -> Iterator[None]:
 
 
 def install_dispatch(dispatch: Dispatch | None) -> None:
-    """Set what runs operators on virtual tensors in this process; None when the machine ends."""
+    """Set what runs operators on virtual tensors in this process; None when the machine ends.
+
+    Without a machine, C++ must not see a virtual tensor at all: where gradients are on, it looks for the tensor's
+    device guard before it dispatches, finds none, and aborts the process. So the call is refused before. Inside, the
+    attribute has the value that makes torch's overriding cost nothing.
+    """
     global _dispatch
     _dispatch = dispatch
+    overriding: Any = classmethod(_refuse_outside) if dispatch is None else _C._disabled_torch_function_impl
+    VirtualTensor.__torch_function__ = overriding  # type: ignore[method-assign]
+
+
+def _refuse_outside(_cls: type, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    is_property = getattr(func, "__name__", "") == "__get__"
+    name = getattr(func.__self__ if is_property else func, "__name__", "")
+    if name not in _DESCRIPTIONS:
+        raise _left_behind()
+    with _C.DisableTorchFunction():
+        return func(*args, **(kwargs or {}))
+
+
+def _left_behind() -> RuntimeError:
+    return RuntimeError(
+        "this tensor is on a virtual device, and no VirtualMachine is active; "
+        "move what is needed later to the cpu before the machine's block ends"
+    )
 
 
 def installed_dispatch() -> Dispatch | None:

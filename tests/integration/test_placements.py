@@ -35,6 +35,20 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "cpu_offload_with_hook": {"device_map": "cuda:0", "low_memory": "cpu_offload_with_hook"},
     "cpu_offload_with_hook from the cpu": {"device_map": "cpu", "low_memory": "cpu_offload_with_hook"},
     "sequential_cpu_offload": {"device_map": "cuda:1", "low_memory": "sequential_cpu_offload"},
+    "group_offload": {"device_map": "cuda:0", "low_memory": "group_offload"},
+    "group_offload by blocks": {
+        "device_map": "cuda:1",
+        "low_memory": "group_offload",
+        "group_offload": {"offload_type": "block_level", "num_blocks_per_group": 1},
+    },
+    "group_offload with a stream, beside a resident denoiser": {
+        "device_map": {
+            "unet": "cuda:0",
+            "vae": {"execution": "cuda:1", "offload": "group"},
+            "text_encoder": {"execution": "cuda:0", "offload": "group"},
+        },
+        "group_offload": {"use_stream": True, "low_cpu_mem_usage": True},
+    },
     "what does not fit is brought whole": {
         "device_map": "balanced",
         "low_memory": "cpu_offload_with_hook",

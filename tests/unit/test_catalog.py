@@ -82,6 +82,8 @@ def test_footprint_says_what_it_is() -> None:
         dtype="float32",
         stored_dtype="float32",
         largest_leaf_bytes=117969920,
+        largest_block_bytes=unet.largest_block_bytes["float32"],
+        outside_blocks_bytes=unet.outside_blocks_bytes["float32"],
         measured_from="catalogue",
     )
     assert unet.footprint("float64") is None

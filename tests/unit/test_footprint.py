@@ -13,6 +13,7 @@ from dmconfig.footprint import (
     Footprint,
     dominant_dtype,
     fp32_patterns,
+    group_sizes,
     kept_in_fp32,
     measure_configs,
     measure_tensors,
@@ -67,14 +68,18 @@ def test_measure_tensors_whole_footprint() -> None:
         nbytes=2 * 1310 + 32,
         dtype="float16",
         stored_dtype="float16",
-        largest_leaf_bytes=2 * 1010,
+        largest_leaf_bytes=2 * 1010 + 32,  # ids is the component's own
+        largest_block_bytes=0,
+        outside_blocks_bytes=2 * 1310 + 32,
         measured_from="weights",
     )
     assert measure_tensors(tensors, dtype="float32") == Footprint(
         nbytes=4 * 1310 + 32,
         dtype="float32",
         stored_dtype="float16",
-        largest_leaf_bytes=4 * 1010,
+        largest_leaf_bytes=4 * 1010 + 32,
+        largest_block_bytes=0,
+        outside_blocks_bytes=4 * 1310 + 32,
         measured_from="weights",
     )
 
@@ -82,8 +87,28 @@ def test_measure_tensors_whole_footprint() -> None:
 def test_measure_tensors_of_nothing() -> None:
     """A component without tensors takes nothing, in the libraries' default dtype."""
     assert measure_tensors([], dtype=None) == Footprint(
-        nbytes=0, dtype="float32", stored_dtype="float32", largest_leaf_bytes=0, measured_from="weights"
+        nbytes=0,
+        dtype="float32",
+        stored_dtype="float32",
+        largest_leaf_bytes=0,
+        largest_block_bytes=0,
+        outside_blocks_bytes=0,
+        measured_from="weights",
     )
+
+
+def test_group_sizes_blocks_are_members_of_lists_directly_under_the_component() -> None:
+    """Lists further down belong to their block; what is in no list is outside; each tensor counts once."""
+    sizes = group_sizes([
+        ("blocks.0.attn.weight", 10), ("blocks.0.layers.3.weight", 5), ("blocks.1.attn.weight", 12),
+        ("encoder.layers.0.weight", 7), ("norm.weight", 2), ("table", 1),
+    ])  # fmt: skip
+    assert sizes == {
+        "nbytes": 37,
+        "largest_leaf_bytes": 1 + 12,
+        "largest_block_bytes": 10 + 5,
+        "outside_blocks_bytes": 7 + 2 + 1,
+    }
 
 
 def test_measure_tensors_refuses_a_dtype_that_is_not_floating() -> None:
@@ -262,8 +287,8 @@ def test_measure_configs_equals_the_real_loader(
     assert measured.nbytes == loaded_bytes(module, stored_only=False)
     assert measured.dtype == dtype
     assert measured.measured_from == "configs"
-    leaves = (sum(value.nbytes for value in part.parameters(recurse=False)) for part in module.modules())
-    assert measured.largest_leaf_bytes == max(leaves)
+    own, *leaves = (sum(value.nbytes for value in part.parameters(recurse=False)) for part in module.modules())
+    assert measured.largest_leaf_bytes == own + max(leaves)
 
 
 def test_measure_tensors_t5_stored_with_both_names_counts_the_embedding_once(t5: Path, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from dmconfig.plan.model import Residency
 from dmconfig.plan.placement import MAX_STEPS, Choice, Limits, Load, Use, best_choice, uses_of
 from dmconfig.plan.requests import Place, Request
 
-ALWAYS, WHOLE, LEAF = Residency.ALWAYS, Residency.WHILE_RUNNING, Residency.PER_LEAF
+ALWAYS, WHOLE = Residency.ALWAYS, Residency.WHILE_RUNNING
+GROUP, LEAF = Residency.PER_GROUP, Residency.PER_LEAF
 CPU = "cpu"
 SEEDS = range(300)
 WORK = 32 * MAX_STEPS  # a step asks for up to 16 places, about two devices each
@@ -50,7 +51,8 @@ def cost_of(
     away = 0
     for name, place in choice.items():
         load = loads[name]
-        there = load.largest_leaf_bytes if place.residency is LEAF else load.nbytes
+        parts = {LEAF: load.largest_leaf_bytes, GROUP: load.group_bytes}
+        there = parts.get(place.residency, load.nbytes)
         if place.residency is ALWAYS or load.stays:
             held[place.device] += there
         else:
@@ -90,7 +92,12 @@ def random_case(seed: int) -> Case:
     for index in range(rng.randint(1, 5 if len(free) <= 4 else 4)):
         size = rng.choice([0, 1, 2, 3, 4, 5, 7, 8, 10, 12, 20])
         name = f"part_{index}"
-        loads[name] = Load(nbytes=size, largest_leaf_bytes=rng.randint(0, size), stays=rng.random() < 0.2)
+        loads[name] = Load(
+            nbytes=size,
+            largest_leaf_bytes=rng.randint(0, size),
+            group_bytes=rng.randint(0, size),
+            stays=rng.random() < 0.2,
+        )
         pinned = rng.random() < 0.2
         requests[name] = Request((rng.choice(everywhere),) if pinned else tuple(free), "toy")
     return Case(requests=requests, loads=loads, limits=Limits(budgets=budgets, reserve=rng.choice([0, 0, 1, 3, 6])))
@@ -115,7 +122,7 @@ def toy(
     return Case(
         requests={name: Request((pins[name],) if name in pins else free, "toy") for name in names},
         loads={
-            name: Load(nbytes=size, largest_leaf_bytes=size // 10, stays=name in stays)
+            name: Load(nbytes=size, largest_leaf_bytes=size // 10, group_bytes=size // 2, stays=name in stays)
             for name, size in zip(names, sizes, strict=True)
         },
         limits=Limits(budgets={CPU: 0, **budgets}, reserve=reserve),
@@ -146,7 +153,7 @@ def test_random_cases_are_of_all_kinds() -> None:
     found = [choice for choice in choices if choice]
     assert 0.3 < len(found) / len(cases) < 0.9
     used = {(place.residency, place.device == CPU) for choice in found for place in choice.values()}
-    assert used == {(ALWAYS, False), (WHOLE, False), (LEAF, False), (ALWAYS, True)}
+    assert used == {(ALWAYS, False), (WHOLE, False), (GROUP, False), (LEAF, False), (ALWAYS, True)}
     assert sum(len({place.device for place in choice.values()}) > 1 for choice in found) > 50
 
 
@@ -332,7 +339,7 @@ def test_best_choice_equal_accelerators_that_other_requests_tell_apart() -> None
         "a": Request((Place("cuda:0"), Place("cuda:1")), "toy"),
         "b": Request((Place("cuda:0"), Place("cuda:2")), "toy"),
     }
-    loads = {name: Load(nbytes=10, largest_leaf_bytes=1) for name in requests}
+    loads = {name: Load(nbytes=10, largest_leaf_bytes=1, group_bytes=5) for name in requests}
     limits = Limits(budgets={"cuda:0": 10, "cuda:1": 10, "cuda:2": 1, CPU: 0}, reserve=0)
     found = best_choice(requests, loads, limits)
     assert found is not None

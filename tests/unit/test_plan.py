@@ -507,7 +507,7 @@ def test_misfit_that_nothing_helps_says_so() -> None:
     [
         ("device_map: cuda", inventory(cuda=[8]), "lower reserve to 1.0 GiB; or use low_memory: cpu_offload_with_hook"),
         ("device_map: cuda", inventory(cuda=[6, 6]), "use device_map: balanced; or use low_memory: cpu"),
-        ("device_map: cuda", inventory(cuda=[2]), "use low_memory: sequential_cpu_offload"),
+        ("device_map: cuda", inventory(cuda=[2]), "use low_memory: group_offload; or use low_memory: sequential_cpu"),
         (
             "device_map: {unet: 0, default: 0}",
             inventory(cuda=[7, 3]),

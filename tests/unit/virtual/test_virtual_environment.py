@@ -1,6 +1,7 @@
 # ruff: noqa: PLW0108 - the functions must be looked up inside the machine, so the lambdas are necessary
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import torch
 
 from dmconfig.units import MIB
 from dmconfig.virtual import VirtualMachine, VirtualTensor
-from dmconfig.virtual.guard import has_cuda_guard
+from dmconfig.virtual.guard import cuda_guard
 from tests.virtual_devices import MakeMachine
 
 _C: Any = torch._C
@@ -24,6 +25,7 @@ def snapshot() -> dict[str, Any]:
     """Everything that a machine replaces, and enough around it to notice something new."""
     return {
         "torch": dict(vars(torch)),
+        "UntypedStorage": dict(vars(torch.UntypedStorage)),
         "torch.cuda": dict(vars(torch.cuda)),
         "torch.accelerator": dict(vars(torch.accelerator)),
         "torch._C._nn": dict(vars(_C._nn)),
@@ -34,13 +36,20 @@ def snapshot() -> dict[str, Any]:
         "accelerate state": dict(import_module("accelerate.state").PartialState._shared_state),
         "device maps": list(import_module("diffusers.pipelines.pipeline_utils").SUPPORTED_DEVICE_MAP),
         "transformers.modeling_utils": dict(vars(import_module("transformers.modeling_utils"))),
-        "buffer hooks": dict(torch.nn.modules.module._global_buffer_registration_hooks),
-        "guard": has_cuda_guard(),
+        "global module hooks": global_hooks(),
+        "guard": cuda_guard(),
         "modes": (_C._len_torch_dispatch_stack(), _C._len_torch_function_stack()),
         "lifts only cpu": _C._only_lift_cpu_tensors(),
         "detected device": import_module("diffusers.utils.torch_utils").get_device(),
         "cuda available": import_module("accelerate.utils.imports").is_cuda_available(),
     }
+
+
+def global_hooks() -> dict[str, dict[int, Any]]:
+    """What is registered for every module there is, of each kind of hook."""
+    kinds = vars(torch.nn.modules.module)
+    return {name: dict(hooks) for name, hooks in kinds.items() if name.startswith("_global_") and hooks is not None
+            and hasattr(hooks, "items")}  # fmt: skip
 
 
 @pytest.mark.parametrize("values", [True, False])
@@ -116,12 +125,53 @@ def test_failure_on_the_way_in_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tensors_outlive_the_machine() -> None:
-    """A tensor that is left over can be printed and dropped; computing with it says what is missing."""
+    """A tensor that is left over can be described, read as numbers and dropped."""
     with VirtualMachine([MIB]):
         tensor = torch.ones(2).to("cuda:0")
     assert repr(tensor) == "VirtualTensor((2,), torch.float32, device=cuda:0, real)"
-    with pytest.raises(RuntimeError, match="no VirtualMachine is active"):
-        tensor + 1
+    assert (tensor.shape, tensor.dtype, str(tensor.device), tensor.dim()) == ((2,), torch.float32, "cuda:0", 1)
+    assert (tensor.numel(), tensor.is_floating_point(), tensor.requires_grad, len(tensor)) == (2, True, False, 2)
+    assert tensor.tolist() == [1.0, 1.0]
+    assert {tensor: "it can be a key"}
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda layers: layers(torch.ones(1, 2)),
+        lambda layers: layers.to("cpu"),
+        lambda layers: layers.state_dict(),
+        lambda layers: copy.deepcopy(layers),
+        lambda layers: torch.nn.Linear(2, 2).weight.copy_(layers[0].weight),
+        lambda layers: layers[0].weight + 1,
+        lambda layers: layers[0].weight[0],
+        lambda layers: layers[0].weight.data,
+        lambda layers: setattr(layers[0].weight, "data", torch.zeros(2, 2)),
+        lambda layers: layers[0].weight.cpu(),
+        lambda layers: torch.cat([torch.ones(2, 2), layers[0].weight]),
+        lambda layers: torch.nn.functional.group_norm(layers[0].weight, 1),
+        lambda layers: torch.nn.functional.scaled_dot_product_attention(*[layers[0].weight] * 3),
+        lambda layers: float(layers[1].bias.sum()),
+    ],
+)
+def test_weights_left_on_a_device_say_what_is_missing(
+    use: Callable[[torch.nn.Sequential], object], gradients: bool
+) -> None:
+    """Outside, whatever asks for the content of weights that stayed on a device is told so; C++ would abort."""
+    with VirtualMachine([MIB]):
+        layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GroupNorm(1, 2)).to("cuda:0")
+    with torch.set_grad_enabled(gradients), pytest.raises(RuntimeError, match="no VirtualMachine is active; move what"):
+        use(layers)
+
+
+def test_weights_brought_home_are_plain_again() -> None:
+    """What was moved to the cpu before the end works after it, with gradients too."""
+    with VirtualMachine([MIB]):
+        layer = torch.nn.Linear(2, 1).to("cuda:0").to("cpu")
+    layer(torch.ones(1, 2)).sum().backward()
+    assert layer.weight.grad is not None
+    assert type(layer.weight) is torch.nn.Parameter
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def test_out_of_memory_at_capacity(virtual_machine: MakeMachine) -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(2 * MIB, dtype=torch.uint8, device="cuda:1")
     assert str(caught.value) == (
-        "CUDA out of memory. Tried to allocate 2.0 MiB. GPU 1 has a total capacity of 4.0 MiB of which 1.0 MiB is free."
+        "CUDA out of memory. Tried to allocate 2.0 MiB. GPU 1 has a total capacity of 4.0 MiB "
+        "of which 1.0 MiB is free. (op aten.empty)"
     )
     second = torch.empty(MIB, dtype=torch.uint8, device="cuda:1")
     with pytest.raises(torch.OutOfMemoryError, match="of which 0 B is free"):

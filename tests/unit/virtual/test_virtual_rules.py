@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +167,9 @@ def test_reshaping_in_place_reshapes_once(virtual_machine: MakeMachine, device: 
     "resize",
     [
         lambda: torch.zeros(2, device="cuda:0").resize_(3),
+        lambda: torch.zeros(2, device="cuda:0").resize_(1),
+        lambda: torch.zeros(2, device="cuda:0").resize_as_(torch.zeros(3, device="cuda:0")),
+        lambda: torch.zeros(2, device="cuda:0").set_(torch.zeros(2, device="cuda:0")),
         lambda: torch.add(torch.ones(2, device="cuda:0"), 1, out=torch.empty(0, device="cuda:0")),
     ],
 )
@@ -173,6 +178,61 @@ def test_resizing_in_place_is_refused(virtual_machine: MakeMachine, resize: Call
     virtual_machine()
     with pytest.raises(NotImplementedError, match="cannot be resized in place"):
         resize()
+
+
+def test_refused_resizing_changes_nothing(virtual_machine: MakeMachine) -> None:
+    """The tensor and the ledger are as before; the size it has already is granted, and host tensors always are."""
+    ledger = virtual_machine().ledger
+    tensor = torch.arange(2.0, device="cuda:0")
+    for resize in (lambda: tensor.resize_(10_000), lambda: tensor.untyped_storage().resize_(40_000)):
+        with pytest.raises(NotImplementedError, match="cannot be resized"):
+            resize()
+    assert tensor.resize_(2).tolist() == [0.0, 1.0]
+    assert ledger.live_bytes("cuda:0") == 512
+    host = torch.zeros(2)
+    assert host.resize_(3).shape == (3,)
+    assert host.untyped_storage().resize_(100).nbytes() == 100
+
+
+@pytest.mark.parametrize(
+    "map_location",
+    ["cuda", "cuda:1", torch.device("cuda:0"), {"cpu": "cuda:1"}, lambda storage, _location: storage.cuda(1)],
+)
+def test_loading_onto_a_device_is_refused(virtual_machine: MakeMachine, map_location: Any) -> None:
+    """``torch.load`` says how to do it instead, and loads onto the host as ever."""
+    virtual_machine()
+    file = io.BytesIO()
+    torch.save({"weight": torch.ones(2)}, file)
+    file.seek(0)
+    with pytest.raises(NotImplementedError, match="load them with map_location='cpu', then move them"):
+        torch.load(file, map_location=map_location)
+    file.seek(0)
+    assert torch.load(file, map_location="cpu")["weight"].to("cuda:1").tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("destination", ["cpu", "cuda:1"])
+def test_moving_with_a_graph_alive_is_refused(virtual_machine: MakeMachine, destination: str) -> None:
+    """Weights that a graph holds stay where they are, with their values; once it is gone they can move."""
+    virtual_machine()
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).to("cuda:0")
+    values = layers[1].weight.tolist()
+    result = layers(torch.ones(1, 2, device="cuda:0"))
+    with pytest.raises(NotImplementedError, match=r"run under torch\.no_grad\(\), or drop the results first"):
+        layers[1].to(destination)
+    assert (str(layers[1].weight.device), layers[1].weight.tolist()) == ("cuda:0", values)
+    with pytest.raises(NotImplementedError, match=r"backward\(\) is not possible on a virtual device"):
+        result.sum().backward()
+    del result
+    assert str(layers.to(destination)[1].weight.device) == destination
+
+
+def test_gradients_on_the_host_work(virtual_machine: MakeMachine) -> None:
+    """What runs on the host inside a machine has its gradients."""
+    virtual_machine()
+    weight = torch.ones(2, requires_grad=True)
+    (weight * 3).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0, 3.0]
 
 
 def test_data_assignment_keeps_the_parameter(virtual_machine: MakeMachine) -> None:
