@@ -15,10 +15,15 @@ TESTED = $(VENV)/.installed-test
 LINTED = $(VENV)/.installed-lint
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 # One thread per test process: two workers with all cores each would only wait for one another.
-PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(JOBS)
+ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+PYTEST = $(ONE_THREAD) $(BIN)/python -m pytest -q -n $(JOBS)
+MATRIX = build/matrix
+# What `make test-matrix` runs: the part that reaches into torch. Where CUDA is real, virtual devices need it hidden.
+MATRIX_TESTS = tests/unit/virtual tests/integration/test_placements.py
+HIDDEN = CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES=-1 ONEAPI_DEVICE_SELECTOR='*:cpu'
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
 
 demo: $(TESTED) ## plan the digits example, then draw a seven
 	@mkdir -p out
@@ -31,6 +36,23 @@ test: $(TESTED) ## all tests, in parallel
 
 quick: $(TESTED) ## the tests that take a moment
 	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-matrix: $(TESTED) ## virtual devices on the oldest, the pinned and the newest torch (10 GB under build/)
+	@[ -x $(MATRIX)/oldest/bin/pip ] || $(BIN)/python -m venv $(MATRIX)/oldest
+	@[ -x $(MATRIX)/newest/bin/pip ] || $(BIN)/python -m venv $(MATRIX)/newest
+	@echo "installing the oldest supported versions, and the newest torch, into $(MATRIX)"
+	@$(MATRIX)/oldest/bin/python -m pip install -qq --disable-pip-version-check -c constraints-oldest.txt -e '.[test]'
+	@grep -v '^torch==' constraints.txt > $(MATRIX)/constraints-newest.txt
+	@$(MATRIX)/newest/bin/python -m pip install -qq --disable-pip-version-check --upgrade \
+	  -c $(MATRIX)/constraints-newest.txt torch -e '.[test]'
+	@echo "real accelerators are hidden from these tests: $(HIDDEN)"
+	@failed=0; \
+	for environment in $(MATRIX)/oldest $(VENV) $(MATRIX)/newest; do \
+	  $$environment/bin/python -m pip list --disable-pip-version-check | \
+	    grep -E '^(torch|diffusers|transformers|accelerate) ' | tr -s ' \n' ' '; echo; \
+	  $(HIDDEN) $(ONE_THREAD) $$environment/bin/python -m pytest -q -n $(JOBS) $(MATRIX_TESTS) $(ARGS) || failed=1; \
+	done; \
+	exit $$failed
 
 lint: $(LINTED) ## ruff and mypy; changes nothing
 	$(BIN)/ruff check .
@@ -73,4 +95,4 @@ $(LINTED): pyproject.toml constraints.txt
 	@$(PIP) -e '.[test,lint]'
 	@touch $(TESTED) $(LINTED)
 
-.PHONY: help demo test quick lint bench schema clean
+.PHONY: help demo test quick test-matrix lint bench schema clean

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dmconfig.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from dmconfig.condition import report as report
     from dmconfig.dispatch import derive as derive
     from dmconfig.dispatch import swap as swap
     from dmconfig.dispatch import unload as unload
@@ -24,6 +25,7 @@ _HOMES = {
     "load_from_yaml": "dmconfig.load",
     "loaded": "dmconfig.load",
     "plan_from_yaml": "dmconfig.load",
+    "report": "dmconfig.condition",
     "swap": "dmconfig.dispatch",
     "unload": "dmconfig.dispatch",
 }
@@ -34,6 +36,7 @@ __all__ = [
     "load_from_yaml",
     "loaded",
     "plan_from_yaml",
+    "report",
     "swap",
     "unload",
 ]

@@ -186,13 +186,25 @@ def group_offload(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterato
         if getattr(spec.group_offload, option) and not spec.group_offload.use_stream:
             what = f"{option} is for use_stream, which is off"
             yield resolved.problem(Code.CONTRADICTION, (*path, option), what, fix="add use_stream: true", key=True)
+    by_blocks = spec.group_offload.offload_type == "block_level"
     for component in assembly.modules:
         unpinned = everywhere and component.name not in entries
-        if (unpinned or component.name in named) and not component.facts.supports_group_offloading:
+        refusal = _group_offload_refusal(component, by_blocks=by_blocks) if unpinned or component.name in named else ""
+        if refusal:
             at: ConfigPath = ("low_memory",) if unpinned else ("device_map", component.name, "offload")
-            what = f"diffusers does not offload a {component.class_name} in groups ({component.name!r})"
             fix = f"write device_map.{component.name}: {{execution: cuda:0, offload: model}}"
-            yield resolved.problem(Code.CONTRADICTION, at, what, fix=fix)
+            yield resolved.problem(Code.CONTRADICTION, at, f"{component.name!r}: {refusal}", fix=fix)
+
+
+def _group_offload_refusal(component: Component, *, by_blocks: bool) -> str:
+    """Why a component cannot be offloaded in groups, or nothing."""
+    facts = component.facts
+    if not facts.supports_group_offloading:
+        return f"diffusers does not offload a {component.class_name} in groups"
+    if by_blocks and "AutoencoderMixin" in facts.ancestors and not facts.group_offload_block_modules:
+        # upstream brings what is outside its blocks on forward, and pipelines enter an autoencoder through decode
+        return f"a {component.class_name} can be offloaded at leaf_level, not at block_level"
+    return ""
 
 
 def call_arguments(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:

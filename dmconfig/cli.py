@@ -275,7 +275,7 @@ def _print_problems(problems: tuple[Problem, ...], format_: Format) -> None:
     from dmconfig.errors import render_problem
 
     if format_ is Format.JSON:
-        from dmconfig.report import problems_data
+        from dmconfig.render import problems_data
 
         _print_json(problems_data(problems))
         return
@@ -290,25 +290,25 @@ def _verdict(file: Path, problems: tuple[Problem, ...], format_: Format) -> dict
         else:
             typer.echo(f"{file}: valid")
         return {}
-    from dmconfig.report import problems_data
+    from dmconfig.render import problems_data
 
     return {"file": str(file), **(problems_data(problems) if problems else {"ok": True, "problems": []})}
 
 
 def _print_plan(planned: Plan, format_: Format) -> None:
-    from dmconfig import report
+    from dmconfig import render
 
     if format_ is Format.JSON:
-        _print_json(report.plan_data(planned))
+        _print_json(render.plan_data(planned))
         return
     from dmconfig.console import make_console
 
-    make_console().print(report.plan_text(planned), markup=False)
+    make_console().print(render.plan_text(planned), markup=False)
 
 
 def _report_run(files: list[Path], planned: Plan, progress: ConsoleProgress, format_: Format) -> None:
     if format_ is Format.JSON:
-        from dmconfig.report import plan_data
+        from dmconfig.render import plan_data
 
         seconds = {name: round(value, 3) for name, value in progress.seconds.items()}
         _print_json({**plan_data(planned), "files": [str(file) for file in files], "seconds": seconds})

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from dmconfig.devices import CPU, is_accelerator
 from dmconfig.errors import Problem, render_problem
 from dmconfig.inventory import Device, probe_machine
-from dmconfig.report import problem_data
+from dmconfig.render import problem_data
 from dmconfig.source import hub_cache
 from dmconfig.transfers import TransferFailure, check_transfers, transfer_problems, ways
 from dmconfig.units import GIB, format_bytes

@@ -1,7 +1,7 @@
 """Every way dmconfig can fail: problems as data, and the exceptions that carry them.
 
 A ``Problem`` is one finding, complete enough to be shown to a person or a tool; an exception carries all
-the problems of one phase. Text and JSON are renderings of the same data and live in ``report``.
+the problems of one phase. Text and JSON are renderings of the same data and live in ``render``.
 
     DMConfigError             exit code
     ├── DocumentError         2  the file is not the YAML we accept

@@ -134,9 +134,23 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
                 call=checked.spec.call,
                 in_turn=checked.assembly.in_turn,
                 group_options=checked.spec.group_offload.model_dump(),
+                asked=_asked(checked),
                 progress=progress,
             )
     return placed
+
+
+def _asked(checked: Checked) -> dict[str, Any]:
+    """What the file says of places and dtypes, as it is written there."""
+    data = checked.resolved.data
+    asked = {
+        key: data[key] for key in ("device_map", "max_memory", "reserve", "low_memory", "group_offload") if key in data
+    }
+    dtypes = {"pipeline.dtype": data["pipeline"].get("dtype")}
+    dtypes |= {
+        f"components.{name}.dtype": (part or {}).get("dtype") for name, part in data.get("components", {}).items()
+    }
+    return asked | {key: value for key, value in dtypes.items() if value is not None}
 
 
 def fetched(checked: Checked, progress: Progress) -> Checked:

@@ -32,15 +32,27 @@ LAYERS = (
     {"measure"},
     {"check"},
     {"plan"},
-    {"fetch", "report", "output", "console"},
+    {"fetch", "render", "output", "console"},
     {"build", "dispatch", "doctor"},
+    {"condition"},
     {"load"},
     {"cli"},
     {"__init__", "__main__"},
 )
 """Each layer imports only from those before it; a package is one module here."""
 
-TORCH_ALLOWED = {"footprint", "inventory", "build", "dispatch", "virtual", "fetch", "output", "transfers", "doctor"}
+TORCH_ALLOWED = {
+    "footprint",
+    "inventory",
+    "build",
+    "dispatch",
+    "virtual",
+    "fetch",
+    "output",
+    "transfers",
+    "doctor",
+    "condition",
+}
 """Where torch and the libraries on it may be imported; at the top of a file in ``dispatch`` and ``virtual`` only."""
 
 
@@ -130,7 +142,7 @@ def test_importing_the_package_loads_no_torch() -> None:
 def test_public_names_are_these() -> None:
     """What the package exports is decided here, and every name is there."""
     assert dmconfig.__all__ == [
-        "DMConfigError", "__version__", "derive", "load_from_yaml", "loaded", "plan_from_yaml", "swap", "unload",
+        "DMConfigError", "__version__", "derive", "load_from_yaml", "loaded", "plan_from_yaml", "report", "swap", "unload",
     ]  # fmt: skip
     assert all(getattr(dmconfig, name) for name in dmconfig.__all__)
     with pytest.raises(AttributeError):

@@ -47,13 +47,15 @@ class Placement:
     """The one owner of where a pipeline lives, and of undoing it.
 
     ``home`` is the pipeline's execution device; ``pipes`` are the pipelines that share the components, the placed one
-    first. Everything here leaves the placement as it was when it fails.
+    first; ``asked`` is what the file says of places and dtypes. Everything here leaves the placement as it was when
+    it fails.
     """
 
     def __init__(
         self, plan: Plan, *, call: Mapping[str, Any], in_turn: tuple[str, ...], group_options: Mapping[str, Any]
     ) -> None:
         self.plan, self.call, self.in_turn, self.group_options = plan, call, in_turn, group_options
+        self.asked: Mapping[str, Any] = {}
         self.home = torch.device(plan.execution_device)
         self.pipes: list[Any] = []
         self.components: dict[str, PlacedComponent] = {}
@@ -172,6 +174,7 @@ def dispatch(
     call: Mapping[str, Any] | None = None,
     in_turn: tuple[str, ...] = (),
     group_options: Mapping[str, Any] = DEFAULT_GROUPS,
+    asked: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Any:
     """Place a built pipeline by a plan and return it; it answers for itself from then on.
@@ -185,6 +188,7 @@ def dispatch(
         call: defaults of the pipeline's call.
         in_turn: the components that use an accelerator one after the other; empty: all of them.
         group_options: of diffusers' ``apply_group_offloading``, for components brought in groups.
+        asked: what the file says of places and dtypes, for reports.
         progress: told which component is being placed.
 
     Raises: DispatchError: a component could not be placed, or is not where the plan says. Nothing stays half placed.
@@ -195,6 +199,7 @@ def dispatch(
         former.release()
     in_turn = in_turn or tuple(plan.device_map)
     placement = Placement(plan, call=call or {}, in_turn=in_turn, group_options=group_options)
+    placement.asked = asked or {}
     track = (progress or NoProgress()).track
     try:
         for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):

@@ -73,6 +73,7 @@ def read_class(sources: Sources, library: str, class_name: str) -> ClassFacts | 
         tied_weights_keys=_names(sources, source, "_tied_weights_keys") or (),
         init_parameters=tuple(parameter.name for parameter in _parameters(sources, source, "__init__")),
         supports_group_offloading=_is_not_false(sources, source, "_supports_group_offloading"),
+        group_offload_block_modules=_names(sources, source, "_group_offload_block_modules") or (),
     )
 
 

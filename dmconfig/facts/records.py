@@ -78,6 +78,8 @@ class ClassFacts:
         skip_keys: arguments of ``forward`` that hooks must hand on uncopied.
         tied_weights_keys: names or patterns of the parameters that are duplicates of another.
         supports_group_offloading: False where diffusers refuses ``apply_group_offloading`` for the class.
+        group_offload_block_modules: parts that offloading by blocks brings by themselves, so that the class can be
+            entered in other ways than ``forward``.
         init_parameters: the named parameters of ``__init__``, without ``self``: what its config may set.
     """
 
@@ -92,6 +94,7 @@ class ClassFacts:
     tied_weights_keys: tuple[str, ...]
     init_parameters: tuple[str, ...]
     supports_group_offloading: bool
+    group_offload_block_modules: tuple[str, ...]
 
 
 def is_module_class(facts: ClassFacts) -> bool:
@@ -147,6 +150,7 @@ def class_to_data(facts: ClassFacts) -> dict[str, Json]:
         "tied_weights_keys": list(facts.tied_weights_keys),
         "init_parameters": list(facts.init_parameters),
         "supports_group_offloading": facts.supports_group_offloading,
+        "group_offload_block_modules": list(facts.group_offload_block_modules),
     }
 
 
@@ -165,4 +169,5 @@ def class_from_data(data: dict[str, Any]) -> ClassFacts:
         tied_weights_keys=tuple(data["tied_weights_keys"]),
         init_parameters=tuple(data["init_parameters"]),
         supports_group_offloading=data["supports_group_offloading"],
+        group_offload_block_modules=tuple(data["group_offload_block_modules"]),
     )

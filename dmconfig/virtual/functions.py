@@ -137,6 +137,19 @@ def _whole(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> A
     return state.place(result, device)
 
 
+def _group_norm(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Run it whole, beside the mean and the deviation of every group, which the kernel returns as well."""
+    tensor = args[0]
+    if not isinstance(tensor, VirtualTensor) or is_shape_only(tensor):
+        return _whole(state, func, args, kwargs)
+    rows = tensor.shape[0] * (args[1] if len(args) > 1 else kwargs["num_groups"])
+    with no_modes():
+        statistics = [torch.empty(rows, dtype=tensor.dtype, device=META) for _ in range(2)]
+    for each in statistics:  # on the books until this returns
+        state.ledger.record(each.untyped_storage(), str(tensor.device))
+    return _whole(state, func, args, kwargs)
+
+
 def _attention(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Run scaled-dot-product attention whole, with the memory that CUDA's fused kernels take.
 
@@ -287,8 +300,8 @@ _HANDLERS: dict[Any, Handler] = {
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.asarray: _tensor,
-    torch.group_norm: _whole,
-    F.group_norm: _whole,
+    torch.group_norm: _group_norm,
+    F.group_norm: _group_norm,
     torch.instance_norm: _whole,
     F.instance_norm: _whole,
     torch.rms_norm: _whole,

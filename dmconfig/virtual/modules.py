@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from dmconfig.virtual.errors import VirtualOutOfMemoryError
 from dmconfig.virtual.state import MachineState
-from dmconfig.virtual.tensor import VirtualTensor, as_shape, is_parameter, wrapped
+from dmconfig.virtual.tensor import VirtualTensor, as_shape, is_parameter, no_modes, wrapped
+from dmconfig.virtual.whereabouts import qualified
 
 _MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 
@@ -26,10 +28,18 @@ def adopt_module(state: MachineState, module: torch.nn.Module, device: torch.dev
         return adopted[id(tensor)]
 
     with torch.no_grad():
-        for part in module.modules():
-            for tensors in (part._parameters, part._buffers):
-                tensors.update({name: adopt(tensor) for name, tensor in tensors.items()})
-            _adopt_attributes(part, adopt)
+        for path, part in module.named_modules():
+            try:
+                _adopt_part(part, adopt)
+            except VirtualOutOfMemoryError as refusal:
+                refusal.locate(operation="adopt", module=qualified(type(module).__name__, path))
+                raise
+
+
+def _adopt_part(module: torch.nn.Module, adopt: Callable[[Any], Any]) -> None:
+    for tensors in (module._parameters, module._buffers):
+        tensors.update({name: adopt(tensor) for name, tensor in tensors.items()})
+    _adopt_attributes(module, adopt)
 
 
 def _adopt_attributes(module: torch.nn.Module, adopt: Callable[[Any], Any]) -> None:
@@ -48,7 +58,8 @@ def _adopted(state: MachineState, tensor: torch.Tensor, device: torch.device, dt
     if not state.values and _drops_values(state, tensor):
         content = as_shape(content)
     elif device.type != "cpu":
-        content = content.clone()
+        with no_modes():  # else the ledger would know the copy as one on the host
+            content = content.clone()
     result = _on_device(state, content, device)
     return torch.nn.Parameter(result, requires_grad=False) if is_parameter(tensor) else result
 

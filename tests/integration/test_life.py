@@ -193,3 +193,105 @@ def test_a_derived_pipeline_shares_the_components(name: str, virtual_machine: Ma
     assert np.array_equal(draw(derived, 0, **arguments), draw(reference, 0, **arguments), equal_nan=True)
     assert np.array_equal(draw(pipe, 0), draw(half, 0), equal_nan=True)
     assert is_as_planned(pipe)
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a LoRA of the digits' denoiser, strong enough to change every picture."""
+    from peft import LoraConfig
+    from peft.utils import get_peft_model_state_dict
+
+    folder = tmp_path_factory.mktemp("lora")
+    pipe = DiffusionPipeline.from_pretrained(PIPELINE)
+    torch.manual_seed(3)
+    pipe.unet.add_adapter(LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False))
+    pipe.save_lora_weights(folder, unet_lora_layers=get_peft_model_state_dict(pipe.unet))
+    return folder
+
+
+@pytest.mark.parametrize("name", [*MIXES, "group_offload"])
+def test_a_lora_is_loaded_and_taken_off_through_diffusers_own_methods(
+    name: str, virtual_machine: MakeMachine, lora: Path, plain: Any
+) -> None:
+    """With the LoRA the picture is that of a plain pipeline with it, without it again that of a plain one."""
+    virtual_machine()
+    pipe = load(PLACEMENTS[name])
+    reference = DiffusionPipeline.from_pretrained(PIPELINE)
+    reference.load_lora_weights(lora)
+
+    pipe.load_lora_weights(lora)
+    assert is_as_planned(pipe)
+    assert np.array_equal(draw(pipe, 0), draw(reference, 0))
+    assert not np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+    pipe.unload_lora_weights()
+    assert is_as_planned(pipe)
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+@pytest.mark.parametrize("name", [*MIXES, "group_offload"])
+def test_an_extra_that_cannot_be_loaded_leaves_everything_as_it_was(
+    name: str, virtual_machine: MakeMachine, lora: Path, plain: Any, tmp_path: Path
+) -> None:
+    """A LoRA of which the text encoder's part is damaged: the denoiser's part is taken off again."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(lora / "pytorch_lora_weights.safetensors")
+    for end, shape in (("lora_A.weight", (2, 99)), ("lora_B.weight", (99, 2))):
+        tensors[f"text_encoder.text_model.encoder.layers.0.self_attn.q_proj.{end}"] = torch.ones(shape)
+    save_file(tensors, tmp_path / "bad.safetensors", metadata={"format": "pt"})
+    virtual_machine()
+    pipe = load(PLACEMENTS[name])
+
+    with pytest.raises((RuntimeError, ValueError)):
+        pipe.load_lora_weights(tmp_path, weight_name="bad.safetensors")
+
+    assert not any(pipe.get_list_adapters().values())
+    assert is_as_planned(pipe)
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+def test_the_report_shows_asked_planned_and_applied(virtual_machine: MakeMachine) -> None:
+    """Each component's plan stands beside where its bytes are, in which dtype, behind which hooks."""
+    virtual_machine()
+    pipe = load({**PLACEMENTS["one of each kind"], "pipeline.dtype": "float16"})
+
+    condition = dmconfig.report(pipe)
+    data = condition.data()
+
+    assert condition.problems == ()
+    assert data["asked"]["pipeline.dtype"] == "float16"
+    assert data["asked"]["device_map"]["text_encoder"] == "cpu"
+    applied = {each["component"]: each for each in data["applied"]}
+    planned = {each["component"]: each for each in data["planned"]["components"]}
+    assert set(applied) == set(planned) == {"unet", "vae", "text_encoder"}
+    assert set(applied["vae"]["bytes_by_device"]) == {"cpu"}
+    assert applied["vae"]["hooks"] == {"carried": 1}
+    assert applied["unet"]["bytes_by_device"]["a hook"] == planned["unet"]["bytes"]
+    assert applied["unet"]["hooks"]["accelerate"] > 100
+    assert sum(applied["unet"]["bytes_by_dtype"].values()) == planned["unet"]["bytes"]
+    assert {"torch", "diffusers", "dmconfig"} <= data["versions"].keys()
+    assert "everything is as planned" in condition.text()
+    assert "applied  209.8 KiB cpu" in condition.text()
+
+
+def test_the_report_finds_what_was_moved_behind_our_back(virtual_machine: MakeMachine) -> None:
+    """A component that somebody moved or cast by hand is named, with both places."""
+    virtual_machine()
+    pipe = load(PLACEMENTS["explicit"])
+    pipe.vae.to("cuda:0")
+    pipe.text_encoder.to(torch.float16)
+
+    said = [problem.what for problem in dmconfig.report(pipe).problems]
+
+    assert said == [
+        "vae was planned on cuda:1 and is on cuda:0",
+        "text_encoder was planned in float32 and is in float16",
+    ]
+    assert "vae was planned on cuda:1" in str(dmconfig.report(pipe))
+
+
+def test_a_pipeline_that_is_not_ours_has_no_report(plain: Any) -> None:
+    """The report of a plain pipeline says how to get one."""
+    with pytest.raises(DMConfigError, match="not placed by dmconfig"):
+        dmconfig.report(plain)

@@ -71,6 +71,27 @@ def test_weights_loaded_before_the_machine_are_weights(virtual_machine: MakeMach
     assert ledger.moves == {Move(OUTSIDE, "cpu", "cuda:0", "weights"): MoveCount(1024, 1)}
 
 
+@pytest.mark.parametrize("values", [True, False])
+def test_adopted_weights_are_where_they_were_adopted(virtual_machine: MakeMachine, values: bool) -> None:
+    """A module that was built outside and put on a device whole counts there, and its copy not on the host."""
+    layer = torch.nn.Linear(16, 16, bias=False)
+    machine = virtual_machine(values=values)
+    machine.adopt(layer, "cuda:1")
+    assert str(layer.weight.device) == "cuda:1"
+    assert machine.ledger.live_bytes("cuda:1", kind="weights") == 1024
+    assert machine.ledger.live_bytes("cpu") == 0
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_group_norm_takes_its_statistics_too(virtual_machine: MakeMachine, values: bool) -> None:
+    """A kernel's mean and deviation, 4 bytes for each of 2 x 2 groups, live beside input and output."""
+    ledger = virtual_machine(values=values).ledger
+    image = torch.ones(2, 8, 8, 8, device="cuda:0")  # 4096 bytes
+    result = torch.nn.functional.group_norm(image, 2)
+    assert ledger.peak_bytes("cuda:0") == 4096 + 4096 + 2 * 512
+    assert ledger.live_bytes("cuda:0") == 4096 + result.numel() * 4
+
+
 def test_moves_are_counted_by_route_phase_and_kind(virtual_machine: MakeMachine) -> None:
     """Each copy between devices counts once, with its exact bytes, under the innermost phase."""
     ledger = virtual_machine().ledger

@@ -239,6 +239,14 @@ def test_out_of_memory_names_module_and_operation(enter: Callable[[Autoencoder],
     assert str(caught.value).endswith(f"is free. {where}")
 
 
+def test_adopting_what_does_not_fit_names_the_part() -> None:
+    """A module that is put on a device whole says which part was too much."""
+    vae = Autoencoder()
+    with VirtualMachine([1024]) as machine, pytest.raises(torch.OutOfMemoryError) as caught:
+        machine.adopt(vae, "cuda:0")
+    assert str(caught.value).endswith("(op adopt in Autoencoder.decoder.0)")
+
+
 def test_unknown_value_names_module_and_operation() -> None:
     """Shape-only: the module that asks for a value is named too."""
 

@@ -12,7 +12,7 @@ from dmconfig.footprint import Footprint
 from dmconfig.inventory import Inventory
 from dmconfig.paths import Location
 from dmconfig.plan import Plan
-from dmconfig.report import plan_data, plan_text, problem_data, problems_data
+from dmconfig.render import plan_data, plan_text, problem_data, problems_data
 from dmconfig.units import GIB
 from tests.conftest import DIGITS, footprints, inventory, plan_from
 
