@@ -200,10 +200,10 @@ def _group_offload_refusal(component: Component, *, by_blocks: bool) -> str:
     """Why a component cannot be offloaded in groups, or nothing."""
     facts = component.facts
     if not facts.supports_group_offloading:
-        return f"diffusers does not offload a {component.class_name} in groups"
+        return f"diffusers does not offload {component.class_name} in groups"
     if by_blocks and "AutoencoderMixin" in facts.ancestors and not facts.group_offload_block_modules:
         # upstream brings what is outside its blocks on forward, and pipelines enter an autoencoder through decode
-        return f"a {component.class_name} can be offloaded at leaf_level, not at block_level"
+        return f"{component.class_name} can be offloaded at leaf_level, not at block_level"
     return ""
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmconfig.units import MIB
-from dmconfig.virtual import OUTSIDE, Ledger, Move, MoveCount
+from dmconfig.virtual import OUTSIDE, Ledger, Move, MoveCount, VirtualMachine
 from tests.virtual_devices import MakeMachine
 
 
@@ -83,13 +83,13 @@ def test_adopted_weights_are_where_they_were_adopted(virtual_machine: MakeMachin
 
 
 @pytest.mark.parametrize("values", [True, False])
-def test_group_norm_takes_its_statistics_too(virtual_machine: MakeMachine, values: bool) -> None:
+def test_group_norm_takes_its_statistics_too(values: bool) -> None:
     """A kernel's mean and deviation, 4 bytes for each of 2 x 2 groups, live beside input and output."""
-    ledger = virtual_machine(values=values).ledger
-    image = torch.ones(2, 8, 8, 8, device="cuda:0")  # 4096 bytes
-    result = torch.nn.functional.group_norm(image, 2)
-    assert ledger.peak_bytes("cuda:0") == 4096 + 4096 + 2 * 512
-    assert ledger.live_bytes("cuda:0") == 4096 + result.numel() * 4
+    with VirtualMachine([MIB], values=values, small_elements=8) as machine:
+        image = torch.ones(2, 8, 8, 8, device="cuda:0")  # 4096 bytes
+        result = torch.nn.functional.group_norm(image, 2)
+        assert machine.ledger.peak_bytes("cuda:0") == 4096 + 4096 + 2 * 512
+        assert machine.ledger.live_bytes("cuda:0") == 4096 + result.numel() * 4
 
 
 def test_moves_are_counted_by_route_phase_and_kind(virtual_machine: MakeMachine) -> None:
