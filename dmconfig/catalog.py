@@ -53,6 +53,7 @@ class CatalogComponent:
             largest_leaf_bytes=self.largest_leaf_bytes[target],
             largest_block_bytes=self.largest_block_bytes[target],
             outside_blocks_bytes=self.outside_blocks_bytes[target],
+            needs_cast=target != self.stored_dtype,
             measured_from="catalogue",
         )
 

@@ -87,15 +87,14 @@ def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
         elif entry in STRATEGIES and entry not in SUPPORTED_STRATEGIES:
             yield refuse(path, f"strategy {entry!r}", "use balanced, with low_memory for what does not fit")
         elif entry == DISK:
-            yield refuse(path, "disk", "name an accelerator or cpu")
+            fix = "write {execution: cuda:0, offload: sequential, storage: disk}"
+            yield refuse(path, "disk alone, without a device to run on,", fix)
         if name is not None and "." in name:
             what = f"placing a part of a component ({name})"
             yield refuse(path, what, f"place the whole component: {name.partition('.')[0]}")
     if spec.offload_folder is not None:
-        yield refuse(("offload_folder",), "offloading to disk", "remove the line")
-    disk = spec.max_memory.get(DISK)
-    if disk is not None and (disk.kind != "fixed" or disk.amount > 0):
-        yield refuse(("max_memory", DISK), "a budget on disk", "remove it, or write 0")
+        fix = "remove the line: with storage: disk, weights rest in the files they came in"
+        yield refuse(("offload_folder",), "writing weights to a folder", fix)
 
 
 def needless_revisions(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
@@ -144,6 +143,10 @@ def _unfit_place(
     elif isinstance(entry, str) and entry in STRATEGIES:
         what = f"{entry!r} places whole pipelines, not one component"
         yield resolved.problem(Code.BAD_VALUE, path, what, fix=f"write 'default: {entry}', or name a device")
+    elif isinstance(entry, PlacementSpec) and entry.storage == DISK and entry.offload == "none":
+        what = f"the weights of {name!r} stay on {entry.execution}, so they do not rest on disk"
+        fix = "add offload: model or offload: sequential, or remove storage"
+        yield resolved.problem(Code.CONTRADICTION, (*path, "storage"), what, fix=fix)
     elif isinstance(entry, PlacementSpec) and entry.execution == CPU and entry.offload != "none":
         what = f"{name!r} runs on the cpu, so its weights need not be brought anywhere"
         fix = "remove offload, or name an accelerator under execution"
@@ -182,6 +185,10 @@ def group_offload(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterato
     if spec.group_offload != GroupOffloadSpec() and not named and not everywhere:
         what, fix = "nothing is offloaded in groups, so these options mean nothing", "add low_memory: group_offload"
         yield resolved.problem(Code.CONTRADICTION, path, what, fix=fix, key=True)
+    on_disk = any(isinstance(entry, PlacementSpec) and entry.storage == DISK for entry in entries.values())
+    if spec.group_offload.use_stream and (on_disk or spec.may_rest_on_disk):
+        what = "use_stream pins weights in host memory, so they cannot rest on disk"
+        yield resolved.problem(Code.CONTRADICTION, (*path, "use_stream"), what, fix="remove use_stream", key=True)
     for option in ("record_stream", "low_cpu_mem_usage"):
         if getattr(spec.group_offload, option) and not spec.group_offload.use_stream:
             what = f"{option} is for use_stream, which is off"

@@ -114,9 +114,9 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _component_lines(applied: Applied, planned: Assignment) -> Iterator[str]:
-    residency = planned.residency.value.replace("_", " ")
+    places = f"runs on {planned.execution_device}, rests on {planned.storage_device}"
     yield f"{applied.component} ({applied.class_name})"
-    yield f"  planned  runs on {planned.execution_device}, rests on {planned.storage_device}, {residency}, {planned.dtype}"
+    yield f"  planned  {places}, {planned.residency.value.replace('_', ' ')}, {planned.dtype}"
     yield f"  applied  {_amounts(applied.bytes_by_device)}; {_amounts(applied.bytes_by_dtype)}; {_hooks(applied.hooks)}"
     yield f"  because  {planned.reason}"
 

@@ -45,7 +45,8 @@ class Footprint:
     """The memory of one component.
 
     ``nbytes`` counts parameters and buffers at ``dtype``, tied ones once. ``stored_dtype`` is the floating dtype
-    that most bytes of the source have.
+    that most bytes of the source have; ``needs_cast`` says that loading changes the dtype of some tensor, which then
+    has no file to rest in.
 
     The rest says what must be on a device at once when not everything is. ``largest_leaf_bytes``: the largest module's
     own tensors, without its children, beside those that the component itself owns. ``largest_block_bytes``: the
@@ -59,6 +60,7 @@ class Footprint:
     largest_leaf_bytes: int
     largest_block_bytes: int
     outside_blocks_bytes: int
+    needs_cast: bool
     measured_from: MeasuredFrom
 
 
@@ -87,7 +89,8 @@ def measure_tensors(
     target = dtype or stored
     bits = _bits_of(target)
     loaded = ((tensor.name, _loaded_bytes(tensor, bits, keep_in_fp32)) for tensor in _without_ties(tensors, tied))
-    return Footprint(dtype=target, stored_dtype=stored, measured_from="weights", **group_sizes(loaded))
+    cast = any(_loaded_bytes(tensor, bits, keep_in_fp32) != tensor.nbytes for tensor in tensors) or target != stored
+    return Footprint(dtype=target, stored_dtype=stored, needs_cast=cast, measured_from="weights", **group_sizes(loaded))
 
 
 def group_sizes(tensors: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -181,7 +184,7 @@ def measure_configs(folder: Path, library: str, class_name: str, dtype: str | No
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
         raise SourceError([_not_built(folder, class_name, f"{type(error).__name__}: {error}")]) from error
     sizes = group_sizes(_module_bytes(module, target))
-    return Footprint(dtype=target, stored_dtype=claimed, measured_from="configs", **sizes)
+    return Footprint(dtype=target, stored_dtype=claimed, needs_cast=target != claimed, measured_from="configs", **sizes)
 
 
 # From tensors

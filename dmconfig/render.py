@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from dmconfig.devices import DISK
 from dmconfig.errors import Problem
 from dmconfig.paths import render_path
 from dmconfig.plan.model import Assignment, DeviceUse, Plan
@@ -101,9 +102,12 @@ def _bar(device: DeviceUse, plan: Plan) -> str:
     reserved = min(_BAR_WIDTH - used, -(-device.reserved_bytes * _BAR_WIDTH // budget))
     bar = _USED * used + _RESERVED * reserved + _FREE * (_BAR_WIDTH - used - reserved)
     parts = [f"{format_bytes(device.used_bytes)} weights"]
+    if device.id == DISK:
+        parts.append("in the files they came in")
     if device.reserved_bytes:
         parts.append(f"{format_bytes(device.reserved_bytes)} reserve")
-    parts.append(f"{format_bytes(device.free_bytes)} free of {format_bytes(device.budget_bytes)}")
+    if device.id != DISK or device.free_bytes:
+        parts.append(f"{format_bytes(device.free_bytes)} free of {format_bytes(device.budget_bytes)}")
     return f"{device.id:<{width}}  {bar}  {', '.join(parts)}"
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from dmconfig.devices import DEVICE_FORMS, nearest_device, parse_device
+from dmconfig.devices import DEVICE_FORMS, DISK, nearest_device, parse_device
 from dmconfig.errors import Code, Problem, SpecError, nearest
 from dmconfig.hints import VALUE_HINTS, key_hint
 from dmconfig.paths import ROOT, ConfigPath
@@ -169,6 +169,12 @@ class PlacementSpec(Model):
         "layers, as group_offload says.",
     )
 
+    storage: Literal["cpu", "disk"] = Field(
+        "cpu",
+        description="Where offloaded weights rest. disk: in their own safetensors files, read when they are needed; "
+        "nothing is copied, and no host memory is planned for them.",
+    )
+
 
 DeviceMapEntry = Annotated[
     Annotated[Word, Tag("(word)")] | Annotated[PlacementSpec, Tag("(mapping)")], Discriminator(_form)
@@ -195,7 +201,8 @@ class Spec(Model):
     max_memory: dict[Device, DeviceBudget] = Field(
         default_factory=dict,
         description="The most that may be used of each device, in the units of `reserve`, as 80% of the device, or as "
-        "free-2GiB. When any accelerator is named, only those named are used.",
+        "free-2GiB. When any accelerator is named, only those named are used. A budget of disk lets what low_memory "
+        "offloads rest in its files when the cpu has no room.",
     )
     reserve: Size = Field(
         DEFAULT_RESERVE, description=f"Kept free for activations on every accelerator used: {SIZE_FORMS}."
@@ -208,11 +215,19 @@ class Spec(Model):
     group_offload: GroupOffloadSpec = Field(
         default_factory=GroupOffloadSpec, description="How group offload cuts components, where it is used."
     )
-    offload_folder: str | None = Field(None, description="Folder for weights that rest on disk.")
+    offload_folder: str | None = Field(
+        None, description="Folder for weights that rest on disk and are in no file of their own; not supported yet."
+    )
     call: dict[str, Any] = Field(
         default_factory=dict,
         description="Defaults for the pipeline's call, by parameter name; `seed` makes the generator.",
     )
+
+    @property
+    def may_rest_on_disk(self) -> bool:
+        """Whether the file allows offloaded weights to rest on disk: it gives a budget for it."""
+        budget = self.max_memory.get(DISK)
+        return budget is not None and budget.amount > 0
 
 
 def validate_spec(resolved: Resolved) -> Spec:

@@ -84,6 +84,7 @@ def footprints(**sizes: float) -> dict[str, Footprint]:
             largest_leaf_bytes=int(size * GIB) // 8,
             largest_block_bytes=int(size * GIB) // 4,
             outside_blocks_bytes=int(size * GIB) // 16,
+            needs_cast=False,
             measured_from="weights",
         )
         for name, size in sizes.items()

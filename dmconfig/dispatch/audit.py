@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from dmconfig.devices import DISK
 from dmconfig.errors import Code, Problem
 from dmconfig.plan import Assignment, Plan, Residency
+
+_MAPS = Path("/proc/self/maps")
 
 
 def audit(pipe: Any, plan: Plan) -> Iterator[Problem]:
@@ -24,6 +28,9 @@ def audit(pipe: Any, plan: Plan) -> Iterator[Problem]:
         if wrong:
             what = f"{assignment.component} was planned on {assignment.storage_device} and is on {', '.join(wrong)}"
             yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
+        if assignment.storage_device == DISK and (count := _in_memory(module)):
+            what = f"{assignment.component} was planned to rest in its files; {count} of its tensors are in memory"
+            yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
         tensors = [tensor for tensor in module.parameters() if tensor.is_floating_point()]
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
         if other := sorted(dtypes - {assignment.dtype, "float32"}):
@@ -34,14 +41,35 @@ def audit(pipe: Any, plan: Plan) -> Iterator[Problem]:
 def _right_places(assignment: Assignment) -> set[str]:
     if assignment.residency is Residency.PER_LEAF:
         # buffers stay on the device, and what the component itself owns rests on the cpu: see PerLeaf
-        return {"a hook", assignment.execution_device, assignment.storage_device}
-    return {assignment.storage_device}
+        return {"a hook", assignment.execution_device, _host(assignment.storage_device)}
+    return {_host(assignment.storage_device)}
+
+
+def _host(device: str) -> str:
+    """Weights that rest on disk are tensors on the cpu, mapped from their file."""
+    return "cpu" if device == DISK else device
 
 
 def _place(tensor: torch.Tensor, *, owned: bool) -> str:
     if tensor.device.type == "meta":
         return "a hook" if owned else "meta, with nobody to bring it"
     return str(tensor.device)
+
+
+def _in_memory(module: torch.nn.Module) -> int:
+    """How many parameters are in memory of their own, not mapped from a file; 0 where the system does not tell."""
+    if not _MAPS.exists():
+        return 0
+    ranges = _mapped_files()
+    addresses = (tensor.data_ptr() for tensor in module.parameters() if tensor.device.type == "cpu")
+    return sum(not any(start <= address < end for start, end in ranges) for address in addresses)
+
+
+def _mapped_files() -> list[tuple[int, int]]:
+    """The address ranges of this process that are parts of files (Linux)."""
+    lines = (line.split(maxsplit=5) for line in _MAPS.read_text().splitlines())
+    ranges = (line[0].split("-") for line in lines if len(line) == 6 and line[5].startswith("/"))
+    return [(int(start, 16), int(end, 16)) for start, end in ranges]
 
 
 def _is_owned(module: torch.nn.Module) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmconfig.devices import CPU, is_accelerator
+from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.errors import Code, Problem
 from dmconfig.inventory import Device
 from dmconfig.paths import ConfigPath
 from dmconfig.plan.placement import best_choice, uses_of
 from dmconfig.plan.requests import Place
-from dmconfig.plan.task import Task
+from dmconfig.plan.task import UNLIMITED, Task
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT_RESERVE, PlacementSpec
 from dmconfig.units import GIB, MIB, format_bytes
@@ -95,8 +95,11 @@ def _devices_of(places: list[Place] | tuple[Place, ...]) -> tuple[str, ...]:
 
 
 def _offers(devices: tuple[str, ...], task: Task) -> str:
-    by_id = {device.id: device for device in task.inventory.devices}
-    return ", ".join(_offer(by_id[device], task) for device in devices)
+    limit = task.limits.budgets[DISK]
+    disk = Device(id=DISK, description="", total_bytes=limit, free_bytes=limit)
+    by_id = {device.id: device for device in (*task.inventory.devices, disk)}
+    shown = [device for device in devices if device != DISK or limit < UNLIMITED]
+    return ", ".join(_offer(by_id[device], task) for device in shown)
 
 
 def _offer(device: Device, task: Task) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dmconfig.devices import CPU
+from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.plan.model import Residency
 from dmconfig.plan.requests import Place, Request
 
 Choice = Mapping[str, Place]
-_Cost = tuple[int, float, float]
+_Cost = tuple[int, int, float, float]
 _ROUNDING = 1e-12
 
 MAX_STEPS = 5_000
@@ -67,7 +67,7 @@ class Limits:
 
     def offer(self, device: str) -> int:
         """Return the bytes that weights may take of a device."""
-        return self.budgets[device] - (0 if device == CPU else self.reserve)
+        return self.budgets[device] - (self.reserve if is_accelerator(device) else 0)
 
     def holds(self, device: str, use: Use) -> bool:
         """Tell whether a device has room for this use; an unused device always has."""
@@ -96,10 +96,10 @@ class Found:
 def best_choice(requests: Mapping[str, Request], loads: Mapping[str, Load], limits: Limits) -> Found | None:
     """Return the best choice of a place per component within the limits, or None when none was found.
 
-    Best: the fewest bytes that do not stay on an accelerator; then the lowest share of its budget on the fullest
-    accelerator; then the least sum of squared shares. The order of the input does not matter, and it is not changed.
-    Up to ``MAX_STEPS`` placements are tried, which is enough to prove every answer for up to 8 components on 8
-    accelerators but for contrived budgets; after that the best found is returned.
+    Best: the fewest bytes that do not stay on an accelerator; then the fewest on disk; then the lowest share of its
+    budget on the fullest accelerator; then the least sum of squared shares. The order of the input does not matter,
+    and it is not changed. Up to ``MAX_STEPS`` placements are tried, which is enough to prove every answer for up to 8
+    components on 8 accelerators but for contrived budgets; after that the best found is returned.
     """
     order = sorted(requests, key=lambda name: (len(requests[name].places) > 1, -loads[name].nbytes, name))
     search = _Search(requests, loads, limits)
@@ -115,13 +115,13 @@ class _Search:
         self.best: Choice | None = None
         self.steps = 0
         self._best_cost: _Cost | None = None
-        budgets = [budget for device, budget in limits.budgets.items() if device != CPU]
+        budgets = [budget for device, budget in limits.budgets.items() if is_accelerator(device)]
         self._total, self._total_squared = sum(budgets), sum(budget * budget for budget in budgets)
         self._open_to = {device: self._components_open_to(device) for device in limits.budgets}
 
     def descend(self, rest: Sequence[str], choice: Choice, uses: Uses, away: int) -> None:
         if not rest:
-            cost = (away, *self._shares(uses))
+            cost = (away, _on_disk(uses), *self._shares(uses))
             if self._best_cost is None or cost < self._best_cost:
                 self.best, self._best_cost = choice, cost
             return
@@ -139,8 +139,8 @@ class _Search:
         for place in self._distinct(self.requests[name].places, uses):
             after = _with(uses, place, load)
             if all(self.limits.holds(device, after[device]) for device in {place.device, place.storage_device}):
-                moved = 0 if place.storage_device != CPU else load.nbytes
-                steps.append(((moved, *self._shares(after)), place, after, moved))
+                moved = 0 if is_accelerator(place.storage_device) else load.nbytes
+                steps.append(((moved, _on_disk(after), *self._shares(after)), place, after, moved))
         return sorted(steps, key=lambda step: step[0])
 
     def _can_improve(self, rest: Sequence[str], uses: Uses, away: int) -> bool:
@@ -150,16 +150,18 @@ class _Search:
         fullest, squares = self._shares(uses)
         if away == self._best_cost[0] and self._total:
             # nothing more may go away, so all that is left has to go on the accelerators, at best evenly
-            held = sum(use.held for device, use in uses.items() if device != CPU)
+            held = sum(use.held for device, use in uses.items() if is_accelerator(device))
             held += sum(self.loads[name].nbytes for name in rest)
             fullest = max(fullest, held / self._total)
             squares = max(squares, held * held / self._total_squared)
-        return (away, fullest + _ROUNDING, squares + _ROUNDING) < self._best_cost
+        return (away, _on_disk(uses), fullest + _ROUNDING, squares + _ROUNDING) < self._best_cost
 
     def _shares(self, uses: Uses) -> tuple[float, float]:
         """The share of its budget used on the fullest accelerator, and the sum of squared shares."""
         budgets = self.limits.budgets
-        shares = [use.peak / budgets[device] for device, use in uses.items() if device != CPU and budgets[device]]
+        shares = [
+            use.peak / budgets[device] for device, use in uses.items() if is_accelerator(device) and budgets[device]
+        ]
         return max(shares, default=0.0), sum(share * share for share in shares)
 
     def _components_open_to(self, device: str) -> frozenset[object]:
@@ -175,10 +177,15 @@ class _Search:
         seen: set[object] = set()
         for place in places:
             device = place.device
-            alike = (self.limits.budgets[device], uses[device], self._open_to[device], place.residency, device == CPU)
+            kind = (place.residency, place.storage_device if not is_accelerator(place.storage_device) else "")
+            alike = (self.limits.budgets[device], uses[device], self._open_to[device], kind, device == CPU)
             if alike not in seen or len(places) == 1:
                 seen.add(alike)
                 yield place
+
+
+def _on_disk(uses: Uses) -> int:
+    return uses[DISK].held if DISK in uses else 0
 
 
 def _with(uses: Uses, place: Place, load: Load) -> Uses:

@@ -14,7 +14,7 @@ from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Plan, Residency
 from dmconfig.plan.placement import Choice, Found, uses_of
 from dmconfig.plan.requests import Place, Request
-from dmconfig.plan.task import Task
+from dmconfig.plan.task import UNLIMITED, Task
 from dmconfig.resolve import Resolved
 from dmconfig.spec import PlacementSpec, Spec
 from dmconfig.units import format_bytes
@@ -37,7 +37,7 @@ def make_plan(
     Raises: PlanError: the file names a device the machine lacks, or no placement fits, with need and have and
         changes that help, each verified by planning it.
     """
-    missing = [*_missing_devices(resolved, spec, inventory)]
+    missing = [*_missing_devices(resolved, spec, inventory), *_cast_on_disk(resolved, spec, footprints)]
     if missing:
         raise PlanError(missing)
     task = Task(spec=spec, assembly=assembly, footprints=footprints, inventory=inventory)
@@ -50,9 +50,28 @@ def make_plan(
         machine=inventory.name,
         execution_device=choice[assembly.denoiser].device if choice else CPU,
         assignments=tuple(_assignment(part.name, choice[part.name], task) for part in assembly.modules),
-        devices=tuple(_device_use(device, choice, task) for device in inventory.devices),
+        devices=tuple(_device_use(device, choice, task) for device in (*inventory.devices, *_disk(choice, task))),
         notes=(*notes, *_notes(found, task)),
     )
+
+
+def _cast_on_disk(resolved: Resolved, spec: Spec, footprints: Mapping[str, Footprint]) -> Iterator[Problem]:
+    """Weights that are cast when they are loaded are in no file any more."""
+    for name, entry in spec.device_map.items() if isinstance(spec.device_map, dict) else ():
+        size = footprints.get(name)
+        if isinstance(entry, PlacementSpec) and entry.storage == DISK and size is not None and size.needs_cast:
+            what = f"{name} is stored as {size.stored_dtype} and loaded as {size.dtype}, so it cannot rest in its files"
+            fix = "set its dtype to auto, or use storage: cpu"
+            yield resolved.problem(Code.CONTRADICTION, ("device_map", name, "storage"), what, fix=fix)
+
+
+def _disk(choice: Choice, task: Task) -> Iterator[Device]:
+    """The disk, where something rests on it: as large as the file allows, else as large as what rests there."""
+    resting = sum(task.loads[name].nbytes for name, place in choice.items() if place.storage_device == DISK)
+    if resting:
+        limit = min(task.limits.budgets[DISK], UNLIMITED)
+        size = resting if limit == UNLIMITED else limit
+        yield Device(id=DISK, description="the files the weights came in", total_bytes=size, free_bytes=size)
 
 
 def _missing_devices(resolved: Resolved, spec: Spec, inventory: Inventory) -> Iterator[Problem]:
@@ -106,11 +125,12 @@ _BROUGHT = {
 
 def _reason(place: Place, request: Request, reserve: int) -> str:
     """Why a component is there: what the file says, or what the search found."""
-    if request.pinned:
-        return f"{request.origin}{_BROUGHT[place.residency]}"
+    rest = "; rests on disk, because the cpu has no room" if place.storage == DISK and not request.pinned else ""
+    if len({(choice.device, choice.residency) for choice in request.places}) == 1:
+        return f"{request.origin}{_BROUGHT[place.residency]}{rest}"
     if place.residency is not Residency.ALWAYS:
         beside = f"the others and the reserve of {format_bytes(reserve)}" if reserve else "the others"
-        return f"no accelerator has room for it beside {beside}{_BROUGHT[place.residency]}"
+        return f"no accelerator has room for it beside {beside}{_BROUGHT[place.residency]}{rest}"
     if place.device == CPU:
         return "no accelerator has room for it; computed on the cpu, which max_memory.cpu allows"
     return f"{request.origin}: fits, and keeps the accelerators even"
@@ -124,7 +144,7 @@ def _device_use(device: Device, choice: Choice, task: Task) -> DeviceUse:
         id=device.id,
         description=device.description,
         total_bytes=device.total_bytes,
-        budget_bytes=limits.budgets[device.id],
+        budget_bytes=min(limits.budgets[device.id], device.total_bytes),
         used_bytes=used,
         reserved_bytes=limits.reserve if runs else 0,
     )

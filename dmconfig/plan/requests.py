@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dmconfig.devices import CPU, is_accelerator
+from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.plan.model import Residency
 from dmconfig.spec import STRATEGIES, PlacementSpec, Spec
 
@@ -25,15 +25,16 @@ _LOW_MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a component runs, and when its weights are there; elsewhere they rest on the cpu."""
+    """Where a component runs, when its weights are there, and where they rest in between."""
 
     device: str
     residency: Residency = Residency.ALWAYS
+    storage: str = CPU
 
     @property
     def storage_device(self) -> str:
-        """Where the weights rest."""
-        return self.device if self.residency is Residency.ALWAYS else CPU
+        """Where the weights rest: for those that are always there, the device itself."""
+        return self.device if self.residency is Residency.ALWAYS else self.storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def requests_of(spec: Spec, components: tuple[str, ...], usable: tuple[str, ...]
             case str() as device:
                 result[name] = Request((Place(device),), f"device_map.{name}: {device}")
             case placement:
-                place = Place(placement.execution, _OFFLOAD[placement.offload])
+                place = Place(placement.execution, _OFFLOAD[placement.offload], placement.storage)
                 result[name] = Request((place,), f"device_map.{name}")
     return result
 
@@ -84,10 +85,13 @@ def _shared(word: str, low_memory: Residency, spec: Spec, usable: tuple[str, ...
         return Request((Place(CPU),), "no accelerator to use")
     if word not in STRATEGIES:
         device = word if is_accelerator(word) or not brought else usable[0]
-        return Request((Place(device, low_memory),), origin)
+        storages = (CPU, DISK) if brought and spec.may_rest_on_disk else (CPU,)
+        return Request(tuple(Place(device, low_memory, storage) for storage in storages), origin)
     places = [Place(device) for device in usable]
     if brought:
         places += [Place(device, low_memory) for device in usable]
+        if spec.may_rest_on_disk:
+            places += [Place(device, low_memory, DISK) for device in usable]
     elif CPU in spec.max_memory:
         places.append(Place(CPU))
     return Request(tuple(places), origin)

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dmconfig.assembly import Assembly
-from dmconfig.devices import is_accelerator
+from dmconfig.devices import DISK, is_accelerator
 from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.plan.placement import Found, Limits, Load, best_choice
 from dmconfig.plan.requests import Request, requests_of
 from dmconfig.spec import GroupOffloadSpec, Spec
+
+UNLIMITED = 1 << 60
+"""Bytes of disk when the file sets no limit: weights rest in the files they came in, so nothing is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,8 @@ class Task:
     def limits(self) -> Limits:
         """The budget of every device, and the reserve."""
         budgets = {device.id: _budget(device, self.spec) for device in self.inventory.devices}
+        disk = self.spec.max_memory.get(DISK)
+        budgets[DISK] = UNLIMITED if disk is None else disk.bytes_of(total_bytes=UNLIMITED, free_bytes=UNLIMITED)
         return Limits(budgets=budgets, reserve=self.spec.reserve)
 
     @property
@@ -38,7 +43,8 @@ class Task:
     @property
     def requests(self) -> Mapping[str, Request]:
         """What the file asks for each component."""
-        return requests_of(self.spec, tuple(part.name for part in self.assembly.modules), self.usable)
+        requests = requests_of(self.spec, tuple(part.name for part in self.assembly.modules), self.usable)
+        return {name: _in_files(request, self.footprints.get(name)) for name, request in requests.items()}
 
     @property
     def loads(self) -> Mapping[str, Load]:
@@ -61,6 +67,13 @@ class Task:
     def variation(self, **changes: object) -> Task:
         """Return the same task with other values of the spec."""
         return replace(self, spec=self.spec.model_copy(update=changes))
+
+
+def _in_files(request: Request, size: Footprint | None) -> Request:
+    """The request without a choice of disk for weights that are cast when they are loaded: no file holds them."""
+    if size is None or not size.needs_cast or request.pinned:
+        return request
+    return Request(tuple(place for place in request.places if place.storage != DISK), request.origin)
 
 
 def _group_bytes(size: Footprint, options: GroupOffloadSpec) -> int:

@@ -28,9 +28,10 @@ _COMPOSITE = _C.DispatchKey.CompositeImplicitAutograd
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """What an operator's schema says: what it writes to, which results that is, whether it reshapes it."""
+    """What an operator's schema says: what it writes to and which results that is, where tensors go, and the like."""
 
     written: tuple[tuple[int, str], ...]
+    tensors: frozenset[int]
     takes_device: bool
     returns_written: tuple[bool, ...]
     reshapes: bool
@@ -176,6 +177,8 @@ def _run_generic(state: MachineState, func: OpOverload, args: Args, kwargs: Kwar
         shape = _try_shape(func, args, kwargs)
         if shape is not None and shape.numel() > state.small_elements:
             return state.place(shape, target)
+    if shape_only:
+        args = _with_shaped_numbers(signature, args)
     placed = signature.takes_device and (factory or kwargs.get("device") is not None)
     result = _compute(func, args, kwargs, shape_only=shape_only, placed=placed)
     if signature.reshapes and isinstance(written[0], VirtualTensor):
@@ -216,6 +219,23 @@ def _compute(func: OpOverload, args: Args, kwargs: Kwargs, *, shape_only: bool, 
         if result is NotImplemented:
             raise
         return result
+
+
+def _with_shaped_numbers(signature: _Signature, args: Args) -> Args:
+    """Return args with numbers in place of a tensor made shapes.
+
+    With a plain number, meta kernels give dimensions of one element other strides than real ones do, and torch 2.8
+    then copies where it would not have to.
+    """
+    return tuple(
+        _shape_of_number(arg) if index in signature.tensors and type(arg) in (int, float) else arg
+        for index, arg in enumerate(args)
+    )
+
+
+def _shape_of_number(number: float) -> torch.Tensor:
+    dtype = torch.int64 if isinstance(number, int) else torch.get_default_dtype()
+    return torch.empty((), dtype=dtype, device=META)
 
 
 def _for_inner(kwargs: Kwargs, device: torch.device, *, placed: bool) -> Kwargs:
@@ -272,6 +292,7 @@ def _signature(func: OpOverload) -> _Signature:
     schema = func._schema
     return _Signature(
         written=tuple((index, arg.name) for index, arg in enumerate(schema.arguments) if _is_written(arg)),
+        tensors=frozenset(index for index, arg in enumerate(schema.arguments) if str(arg.type) == "Tensor"),
         takes_device=any(arg.name == "device" for arg in schema.arguments),
         returns_written=tuple(_is_written(result) for result in schema.returns),
         reshapes=torch.Tag.inplace_view in func.tags,

@@ -49,6 +49,18 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
         },
         "group_offload": {"use_stream": True, "low_cpu_mem_usage": True},
     },
+    "weights rest in their files": {
+        "device_map": {
+            "unet": {"execution": "cuda:0", "offload": "model", "storage": "disk"},
+            "vae": {"execution": "cuda:1", "offload": "sequential", "storage": "disk"},
+            "text_encoder": {"execution": "cuda:0", "offload": "group", "storage": "disk"},
+        }
+    },
+    "the cpu has no room, the disk has": {
+        "device_map": "cuda:0",
+        "low_memory": "cpu_offload_with_hook",
+        "max_memory": {"cuda:0": "100%", "cpu": 0, "disk": "1GiB"},
+    },
     "what does not fit is brought whole": {
         "device_map": "balanced",
         "low_memory": "cpu_offload_with_hook",
@@ -126,7 +138,8 @@ def test_every_placement_gives_the_bits_of_a_plain_run_twice(
     pictures = [draw(pipe, seed) for seed in SEEDS]
 
     assert all(np.array_equal(picture, reference) for picture, reference in zip(pictures, expected, strict=True))
-    assert resting_devices(pipe) == {part: {device} for part, device in pipe.hf_device_map.items()}
+    on_host = {"disk": "cpu"}  # mapped from their files, which the audit at loading has checked
+    assert resting_devices(pipe) == {part: {on_host.get(to, to)} for part, to in pipe.hf_device_map.items()}
     assert set(pipe.hf_device_map) == {"unet", "vae", "text_encoder"}
 
 

@@ -84,6 +84,7 @@ def test_footprint_says_what_it_is() -> None:
         largest_leaf_bytes=117969920,
         largest_block_bytes=unet.largest_block_bytes["float32"],
         outside_blocks_bytes=unet.outside_blocks_bytes["float32"],
+        needs_cast=False,
         measured_from="catalogue",
     )
     assert unet.footprint("float64") is None

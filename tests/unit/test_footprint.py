@@ -71,6 +71,7 @@ def test_measure_tensors_whole_footprint() -> None:
         largest_leaf_bytes=2 * 1010 + 32,  # ids is the component's own
         largest_block_bytes=0,
         outside_blocks_bytes=2 * 1310 + 32,
+        needs_cast=True,  # of what is stored in float32
         measured_from="weights",
     )
     assert measure_tensors(tensors, dtype="float32") == Footprint(
@@ -80,6 +81,7 @@ def test_measure_tensors_whole_footprint() -> None:
         largest_leaf_bytes=4 * 1010 + 32,
         largest_block_bytes=0,
         outside_blocks_bytes=4 * 1310 + 32,
+        needs_cast=True,
         measured_from="weights",
     )
 
@@ -93,6 +95,7 @@ def test_measure_tensors_of_nothing() -> None:
         largest_leaf_bytes=0,
         largest_block_bytes=0,
         outside_blocks_bytes=0,
+        needs_cast=False,
         measured_from="weights",
     )
 

@@ -130,6 +130,7 @@ def test_plan_text_notes_and_sources_of_sizes() -> None:
         largest_leaf_bytes=unet.largest_leaf_bytes,
         largest_block_bytes=unet.largest_block_bytes,
         outside_blocks_bytes=unet.outside_blocks_bytes,
+        needs_cast=False,
         measured_from="catalogue",
     )
     lines = "max_memory: {0: 10GiB}\nlow_memory: cpu_offload_with_hook\n"

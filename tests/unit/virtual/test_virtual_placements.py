@@ -324,6 +324,21 @@ def test_shape_only_refuses_to_invent_values() -> None:
         assert torch.ones(64, device="cuda:0").any().item() is False
 
 
+@pytest.mark.parametrize("number", [2, 2.0])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.float16, torch.float32, torch.float64])
+def test_shapes_meet_numbers_as_values_do(dtype: torch.dtype, number: float) -> None:
+    """Arithmetic with a number gives the same dtype and the same strides."""
+
+    def results(*, values: bool) -> list[object]:
+        with VirtualMachine([64 * MIB], values=values, small_elements=4):
+            tensor = torch.ones(1, 8, 8, 24, device="cuda:0", dtype=dtype).permute(0, 3, 1, 2)
+            tensor = tensor.as_strided(tensor.shape, (24, *tensor.stride()[1:]))  # as a view of one image has it
+            made = [operator(tensor, number) for operator in (torch.add, torch.sub, torch.mul, torch.div)]
+            return [(result.dtype, result.stride()) for result in made]
+
+    assert results(values=False) == results(values=True)
+
+
 def test_shape_only_never_allocates_what_is_large() -> None:
     """A model of any size is adopted from meta and run without its memory."""
     with torch.device("meta"):
