@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from dmconfig.virtual.ledger import Ledger
-from dmconfig.virtual.patching import replaced
 from dmconfig.virtual.state import MachineState
 from dmconfig.virtual.whereabouts import qualified
 
@@ -49,14 +48,26 @@ class _Entries:
     def watched(self) -> Iterator[None]:
         """Stand before every entry, until the end of the block."""
         names = [name for name in ENTRY_METHODS if callable(getattr(type(self._module), name, None))]
-        methods = {name: self._in_phase(name, getattr(self._module, name)) for name in names}
         with ExitStack() as stack:
             stack.callback(self._leave)  # what an interrupt left open
-            stack.enter_context(replaced(self._module, methods))
+            for name in names:
+                stack.enter_context(self._watched_method(name))
             for path, part in self._module.named_modules():
                 stack.callback(part.register_forward_pre_hook(self._on_call(path), prepend=True).remove)
                 stack.callback(part.register_forward_hook(self._on_return, always_call=True).remove)
             yield
+
+    @contextmanager
+    def _watched_method(self, name: str) -> Iterator[None]:
+        attributes = vars(self._module)
+        before = {name: attributes[name]} if name in attributes else {}  # another's hook
+        attributes[name] = watched = self._in_phase(name, getattr(self._module, name))
+        try:
+            yield
+        finally:
+            if attributes.get(name) is watched:  # else the hook below was taken away, or another put on top
+                del attributes[name]
+                attributes.update(before)
 
     def _on_call(self, path: str) -> Callable[[torch.nn.Module, Any], None]:
         def enter(part: torch.nn.Module, _args: Any) -> None:

@@ -168,10 +168,10 @@ def test_group_offloading_runs_unmodified(
         )
     machine.ledger.reset()
     with machine.track(pipeline.components):
-        for _ in range(3):  # the first traces, with streams the second prefetches, the third does nothing new
+        for _ in range(2):  # the first traces in which order, with streams the second fetches ahead
             assert np.array_equal(draw(pipeline, steps=1), plain_image_of_one_step)
     moved = machine.ledger.moved(phase="unet", source="cpu", destination="cuda:0")
-    assert moved.bytes > 3 * 3_000_000, "the UNet's weights, once a step"
+    assert moved.bytes > 2 * 3_000_000, "the UNet's weights, once a step"
     assert machine.ledger.peak_bytes("cuda:0", phase="unet") > 0
     assert machine.ledger.peak_bytes("cuda:0", phase="unet", kind="weights") < UNET_BYTES
     assert bool(list(tmp_path.rglob("*.safetensors"))) == name.startswith("disk")

@@ -170,6 +170,18 @@ def test_tracking_leaves_nothing_behind(virtual_machine: MakeMachine) -> None:
         vae(image())
 
 
+def test_tracking_brings_no_hook_back(virtual_machine: MakeMachine) -> None:
+    """A method that a placement had replaced, and gave back while tracking went on, is the class's own again."""
+    machine = virtual_machine()
+    vae = Autoencoder()
+    kept, dropped = vae.encode, vae.decode
+    vars(vae).update(encode=kept, decode=dropped)
+    with machine.track({"vae": vae}):
+        del vars(vae)["decode"]
+    assert vars(vae)["encode"] is kept
+    assert "decode" not in vars(vae)
+
+
 def test_entries_are_those_of_dispatch() -> None:
     """The phases have an entry for everything that placements stand before."""
     assert set(carrier.ENTRY_METHODS) <= {"forward", *ENTRY_METHODS}

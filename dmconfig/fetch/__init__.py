@@ -1,0 +1,258 @@
+"""What a spec needs of the hub and this machine lacks: chosen file by file, then downloaded by huggingface_hub.
+
+Which files those are is decided here, from a repository's own list of files; how they travel, and where in the
+cache they come to rest, is huggingface_hub's business. Reading the cache is for ``source``.
+
+Small files are downloaded before weights, so that a component whose weights are here is whole; a repository that is
+whole is never asked for. One that lacks something is brought to what its revision names today, as every tool of the
+hub does; where only a variant may be lacking, the hub is asked about the commit that is here.
+
+    files       which files of a repository a component needs
+    repository  what is wanted, and what of it is here
+    failures    what can go wrong, as problems
+    hub         asking and downloading, through huggingface_hub
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from dmconfig.assembly import Assembly, Component
+from dmconfig.catalog import find_pipeline
+from dmconfig.errors import Code, DMConfigError, Problem
+from dmconfig.fetch.failures import (
+    FailedError,
+    build_error,
+    collect,
+    no_component,
+    no_config,
+    no_space,
+    no_weights,
+    not_a_pipeline,
+)
+from dmconfig.fetch.files import WEIGHTS_SUFFIX, folder_of, needed_files
+from dmconfig.fetch.hub import bars_on_terminals_only, download, list_files
+from dmconfig.fetch.repository import (
+    Listing,
+    Repository,
+    Selection,
+    existing_parent,
+    has_variant,
+    inherits_variant,
+    lacks,
+    may_lack,
+    repositories,
+)
+from dmconfig.paths import ConfigPath
+from dmconfig.progress import Progress
+from dmconfig.resolve import Resolved
+from dmconfig.source import CONFIG_FILES, INDEX_FILE, find_snapshot, hub_cache, locate_source
+from dmconfig.spec import Spec
+from dmconfig.units import format_bytes
+
+__all__ = ["fetch", "fetch_index", "fetch_indexes", "is_whole", "needed_files"]
+
+
+def is_whole(assembly: Assembly) -> bool:
+    """Return whether everything that assembly needs is on this machine, so that the hub need not be asked."""
+    return not any(lacks(each) or may_lack(each) for each in repositories(assembly))
+
+
+def fetch(assembly: Assembly, progress: Progress, resolved: Resolved | None = None) -> None:
+    """Download what assembly needs and this machine lacks, and nothing else; ask nothing when nothing is lacking.
+
+    Of a pipeline's repository: its index, and of every component that is used its configs and tokenizer files, and
+    the safetensors weights of its variant, or its plain ones where there are none and the variant was asked of the
+    whole pipeline. All repositories are asked what they hold before the first file is downloaded.
+
+    Args:
+        assembly: what a checked spec is made of.
+        progress: told which repository is being downloaded.
+        resolved: the spec's document, to place problems in it; None leaves them with their path alone.
+
+    Raises: BuildError: DOWNLOAD_FAILED, or WEIGHTS_MISSING or SOURCE_NOT_FOUND when a repository does not have what
+        is needed; one problem per repository.
+    """
+    wanted = [each for each in repositories(assembly) if lacks(each) or may_lack(each)]
+    selections, failures = collect(_select, wanted)
+    if not failures:
+        failures = [*_variant_nowhere(assembly, selections), *_disk_full(selections)]
+    if failures:
+        raise build_error(failures, resolved)
+    incomplete = [each for each in selections if not each.is_here]
+    with bars_on_terminals_only():
+        for selection in progress.track("download", incomplete, str):
+            try:
+                download(selection)
+            except FailedError as failure:
+                raise build_error([failure], resolved) from failure.__cause__
+
+
+def fetch_index(hub_id: str, revision: str | None) -> None:
+    """Download the ``model_index.json`` of a pipeline on the hub, unless it is here.
+
+    Raises: BuildError: DOWNLOAD_FAILED, or NOT_A_PIPELINE when the repository has no index.
+    """
+    repository = Repository(hub_id=hub_id, revision=revision, is_pipeline=True)
+    try:
+        _bring_index(repository)
+    except FailedError as failure:
+        raise build_error([failure]) from failure.__cause__
+
+
+def fetch_indexes(resolved: Resolved, spec: Spec) -> None:
+    """Download what checking a spec reads of the hub: the index of its pipeline, configs of models from elsewhere.
+
+    The index of a pipeline that dmconfig has figures for is not needed for checking. A source that cannot be located
+    is left to checking to report.
+
+    Raises: BuildError: as ``fetch_index``; one problem per repository, each at its place in the file.
+    """
+    steps = [*_index_steps(resolved, spec), *_config_steps(resolved, spec)]
+    _, failures = collect(lambda step: step(), steps)
+    if failures:
+        raise build_error(failures, resolved)
+
+
+def _select(repository: Repository) -> Selection:
+    """Choose what to download of a repository; nothing of one that cannot be asked, if it can be loaded as it is."""
+    lacking = lacks(repository)
+    snapshot = repository.snapshot
+    revision = snapshot.name if snapshot is not None and not lacking else repository.revision
+    try:
+        listing = list_files(repository, revision, lacking)
+    except FailedError:
+        if lacking:
+            raise
+        return Selection(repository=repository, revision=revision, files=())
+    return _selection(repository, revision, listing, _files_of(repository, tuple(listing.sizes)))
+
+
+def _files_of(repository: Repository, files: Sequence[str]) -> tuple[str, ...]:
+    chosen = {INDEX_FILE} & set(files)
+    if repository.is_pipeline and not chosen:
+        raise FailedError(not_a_pipeline(repository))
+    for component in repository.components:
+        of_it = _files_of_component(repository, component, files)
+        if not of_it:
+            raise FailedError(no_component(repository, component))
+        if component.is_module and not any(file.endswith(WEIGHTS_SUFFIX) for file in of_it):
+            raise FailedError(no_weights(repository, component))
+        chosen.update(of_it)
+    return tuple(sorted(chosen))
+
+
+def _files_of_component(repository: Repository, component: Component, files: Sequence[str]) -> tuple[str, ...]:
+    return needed_files(
+        files,
+        folder_of(component.name, component.subfolder, files, is_pipeline=repository.is_pipeline),
+        library=component.library,
+        variant=component.variant,
+        variant_required=component.variant_required,
+        weights=component.is_module,
+    )
+
+
+def _selection(repository: Repository, revision: str | None, listing: Listing, files: tuple[str, ...]) -> Selection:
+    here = find_snapshot(repository.hub_id, listing.commit)
+    missing = [file for file in files if here is None or not (here / file).is_file()]
+    return Selection(
+        repository=repository,
+        revision=revision,
+        commit=listing.commit,
+        files=files,
+        missing_files=len(missing),
+        missing_bytes=sum(listing.sizes[file] for file in missing),
+    )
+
+
+def _variant_nowhere(assembly: Assembly, selections: Sequence[Selection]) -> Iterator[FailedError]:
+    """Refuse a variant asked of the whole pipeline that none of its components has, before plain weights are taken."""
+    inheriting = [each for each in assembly.modules if inherits_variant(each)]
+    asked = [each for each in inheriting if any(each in one.repository.components for one in selections if one.files)]
+    if not asked or any(has_variant(each) for each in inheriting):
+        return
+    variant = asked[0].variant
+    weights = [file for one in selections for file in one.files if file.endswith(WEIGHTS_SUFFIX)]
+    if not any(f".{variant}" in PurePosixPath(file).name for file in weights):
+        what = f"no component has weights of variant {variant!r}"
+        yield FailedError(
+            Problem(code=Code.WEIGHTS_MISSING, what=what, path=("pipeline", "variant"), fix="remove the line")
+        )
+
+
+def _disk_full(selections: Sequence[Selection]) -> Iterator[FailedError]:
+    """Refuse a download that the disk of the cache has no room for."""
+    needed = sum(selection.missing_bytes for selection in selections)
+    partial = sum(_partial_bytes(selection.repository.hub_id) for selection in selections)
+    free = shutil.disk_usage(existing_parent(hub_cache())).free
+    largest = max(selections, key=lambda selection: selection.missing_bytes, default=None)
+    if largest is not None and needed - partial > free:
+        yield FailedError(no_space(largest.repository, f"{format_bytes(needed)} are to be downloaded", free))
+
+
+def _partial_bytes(hub_id: str) -> int:
+    """Bytes of files that an earlier version of huggingface_hub left half downloaded, and resumes."""
+    blobs = hub_cache() / f"models--{hub_id.replace('/', '--')}" / "blobs"
+    return sum(file.stat().st_size for file in blobs.glob("*.incomplete"))
+
+
+def _index_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
+    path: ConfigPath = ("pipeline", "source")
+    repository = _named(resolved, path, spec.pipeline.source, spec.pipeline.revision)
+    if repository is not None and find_pipeline(repository.hub_id) is None:
+        yield functools.partial(_bring_index, replace(repository, is_pipeline=True))
+
+
+def _config_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
+    for name, component in spec.components.items():
+        if component is None or component.source is None:
+            continue
+        repository = _named(resolved, ("components", name, "source"), component.source, component.revision)
+        if repository is not None:
+            yield functools.partial(_bring_config, repository, name, component.subfolder)
+
+
+def _named(resolved: Resolved, path: ConfigPath, text: str, revision: str | None) -> Repository | None:
+    try:
+        source = locate_source(text, folder=resolved.folder_of(path), revision=revision)
+    except DMConfigError:
+        return None
+    return Repository(hub_id=source.hub_id, revision=revision, path=path) if source.hub_id else None
+
+
+def _bring_index(repository: Repository) -> None:
+    if not lacks(repository):
+        return
+    listing = list_files(repository, repository.revision, [INDEX_FILE])
+    if INDEX_FILE not in listing.sizes:
+        raise FailedError(not_a_pipeline(repository))
+    with bars_on_terminals_only():
+        download(_selection(repository, repository.revision, listing, (INDEX_FILE,)))
+
+
+def _bring_config(repository: Repository, name: str, subfolder: str | None) -> None:
+    """Download the config of one model, and the index of the pipeline it is in, if it is in one."""
+    if repository.snapshot is not None and _configs_among(_files_in(repository.snapshot), name, subfolder):
+        return
+    listing = list_files(repository, repository.revision, [f"the config of {name}"])
+    files = _configs_among(tuple(listing.sizes), name, subfolder)
+    if not files:
+        raise FailedError(no_config(repository, name))
+    index = (INDEX_FILE,) if INDEX_FILE in listing.sizes else ()
+    with bars_on_terminals_only():
+        download(_selection(repository, repository.revision, listing, (*index, *files)))
+
+
+def _configs_among(files: Sequence[str], name: str, subfolder: str | None) -> tuple[str, ...]:
+    folder = folder_of(name, subfolder, files)
+    prefix = f"{folder}/" if folder else ""
+    return tuple(prefix + config for config in CONFIG_FILES if prefix + config in files)
+
+
+def _files_in(folder: Path) -> tuple[str, ...]:
+    return tuple(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())

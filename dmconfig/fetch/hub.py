@@ -1,0 +1,81 @@
+"""Asking the hub and downloading from it, both through huggingface_hub."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dmconfig.fetch.failures import FailedError, broken_off, explained, offline
+from dmconfig.fetch.files import WEIGHTS_SUFFIX
+from dmconfig.fetch.repository import Listing, Repository, Selection, lacks
+from dmconfig.source import hub_cache
+from dmconfig.version import __version__
+
+
+def list_files(repository: Repository, revision: str | None, lacking: Sequence[str]) -> Listing:
+    """Return what a repository holds at a revision; ``lacking`` is what it is asked for, in words.
+
+    Raises: FailedError: it cannot be asked.
+    """
+    _refuse_offline(repository, lacking)
+    try:
+        info = _api().model_info(repository.hub_id, revision=revision, files_metadata=True)
+    except Exception as error:
+        raise FailedError(explained(repository, error, lacking)) from error
+    return Listing(commit=info.sha, sizes={each.rfilename: each.size or 0 for each in info.siblings or ()})
+
+
+def download(selection: Selection) -> None:
+    """Bring the files of selection into the cache: those without weights first, then all of them, at one commit."""
+    repository = selection.repository
+    texts = [file for file in selection.files if not file.endswith(WEIGHTS_SUFFIX)]
+    try:
+        folder = _snapshot(repository, selection.revision, texts)
+        if len(texts) < len(selection.files):
+            folder = _snapshot(repository, folder.name, selection.files)
+    except Exception as error:
+        raise FailedError(explained(repository, error, lacks(repository))) from error
+    missing = [file for file in selection.files if not (folder / file).is_file()]
+    if missing:  # huggingface_hub before 1.0 returns a part of a snapshot when the connection is lost
+        raise FailedError(broken_off(repository, f"not here: {', '.join(missing)}"))
+
+
+def _snapshot(repository: Repository, revision: str | None, files: Iterable[str]) -> Path:
+    # names are patterns here: what is special in them must not be
+    patterns = [glob.escape(file) for file in files]
+    cache = str(hub_cache())
+    api = _api()
+    return Path(api.snapshot_download(repository.hub_id, revision=revision, cache_dir=cache, allow_patterns=patterns))
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(library_name="dmconfig", library_version=__version__)
+
+
+def _refuse_offline(repository: Repository, lacking: Sequence[str]) -> None:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise FailedError(offline(repository, lacking))
+
+
+@contextlib.contextmanager
+def bars_on_terminals_only() -> Iterator[None]:
+    """Keep huggingface_hub's progress bars out of logs; what the user said about them goes first."""
+    from huggingface_hub import constants, utils
+
+    silence = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
+    if not silence or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
+        yield
+        return
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars()
