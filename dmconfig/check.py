@@ -92,6 +92,8 @@ def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
         if name is not None and "." in name:
             what = f"placing a part of a component ({name})"
             yield refuse(path, what, f"place the whole component: {name.partition('.')[0]}")
+    if spec.execution_device == DISK:
+        yield refuse(("execution_device",), "disk", "nothing can run on disk; name an accelerator or cpu")
     if spec.offload_folder is not None:
         fix = "remove the line: with storage: disk, weights rest in the files they came in"
         yield refuse(("offload_folder",), "writing weights to a folder", fix)

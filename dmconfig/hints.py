@@ -12,7 +12,7 @@ _OFFLOAD_WHOLE = "write low_memory: cpu_offload_with_hook at the top level"
 _OFFLOAD_LEAVES = "write low_memory: sequential_cpu_offload at the top level"
 _SOURCE = dict.fromkeys(("path", "repo", "repo_id", "model", "model_id", "pretrained_model_name_or_path"), "source")
 _CLASS = dict.fromkeys(("type", "class_name", "_class_name", "cls", "architecture"), "class")
-_DEVICE = ("device", "devices", "device_id", "gpu", "gpus", "gpu_id", "placement", "execution_device")
+_DEVICE = ("device", "devices", "device_id", "gpu", "gpus", "gpu_id", "placement")
 _CALL = (
     "prompt", "negative_prompt", "num_inference_steps", "steps", "guidance_scale", "seed", "height", "width",
     "num_frames", "num_images_per_prompt", "strength",
@@ -48,7 +48,7 @@ _IN_PIPELINE = {
     "offload": "write it as low_memory, at the top level",
 }
 _IN_PLACEMENT = {
-    **dict.fromkeys((*_DEVICE, "run", "runs_on"), "use 'execution'"),
+    **dict.fromkeys((*_DEVICE, "execution_device", "run", "runs_on"), "use 'execution'"),
     "low_memory": "use 'offload'",
     "cpu_offload": "write offload: model",
     "mode": "use 'offload'",

@@ -198,6 +198,11 @@ class Spec(Model):
         description="A strategy, one device, or a mapping from component to device; in a mapping, `default` names the "
         "strategy or device of the components that are not named.",
     )
+    execution_device: Device | None = Field(
+        None,
+        description="Where the pipeline itself works: latents and embeddings live there. Default: the denoiser's "
+        "device, which is right unless something else is entered on every step.",
+    )
     max_memory: dict[Device, DeviceBudget] = Field(
         default_factory=dict,
         description="The most that may be used of each device, in the units of `reserve`, as 80% of the device, or as "

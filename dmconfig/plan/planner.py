@@ -48,7 +48,7 @@ def make_plan(
     return Plan(
         pipeline=assembly.class_name,
         machine=inventory.name,
-        execution_device=choice[assembly.denoiser].device if choice else CPU,
+        execution_device=spec.execution_device or (choice[assembly.denoiser].device if choice else CPU),
         assignments=tuple(_assignment(part.name, choice[part.name], task) for part in assembly.modules),
         devices=tuple(_device_use(device, choice, task) for device in (*inventory.devices, *_disk(choice, task))),
         notes=(*notes, *_notes(found, task)),
@@ -93,6 +93,8 @@ def _named_devices(resolved: Resolved, spec: Spec) -> Iterator[tuple[ConfigPath,
             yield (*path, "execution"), entry.execution
         elif entry == CPU or ":" in entry:
             yield path, entry
+    if spec.execution_device is not None:
+        yield ("execution_device",), spec.execution_device
     for key in resolved.data.get("max_memory") or ():
         if (name := parse_device(key)) != DISK:
             yield ("max_memory", key), name

@@ -49,6 +49,10 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
         },
         "group_offload": {"use_stream": True, "low_cpu_mem_usage": True},
     },
+    "the pipeline works elsewhere": {
+        "device_map": {"unet": "cuda:0", "vae": "cuda:1", "text_encoder": "cpu"},
+        "execution_device": "cuda:1",
+    },
     "weights rest in their files": {
         "device_map": {
             "unet": {"execution": "cuda:0", "offload": "model", "storage": "disk"},
