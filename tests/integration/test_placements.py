@@ -47,7 +47,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
             "vae": {"execution": "cuda:1", "offload": "group"},
             "text_encoder": {"execution": "cuda:0", "offload": "group"},
         },
-        "group_offload": {"use_stream": True, "low_cpu_mem_usage": True},
+        "group_offload": {"use_stream": True, "record_stream": True, "low_cpu_mem_usage": True},
     },
     "the pipeline works elsewhere": {
         "device_map": {"unet": "cuda:0", "vae": "cuda:1", "text_encoder": "cpu"},
