@@ -109,8 +109,11 @@ def _check_room(placement: Placement, new: Assignment) -> None:
 
 
 def _empty_caches() -> None:
-    if torch.accelerator.is_available() and hasattr(torch.accelerator, "empty_cache"):
-        torch.accelerator.empty_cache()
+    """Give back what torch's allocator keeps; torch.accelerator has a word for it only since 2.9."""
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    backend: Any = getattr(torch, kind.type, None) if kind is not None else None
+    if hasattr(backend, "empty_cache"):
+        backend.empty_cache()
 
 
 def _refused(what: str, fix: str, code: Code = Code.PLACEMENT_DIFFERS) -> DispatchError:

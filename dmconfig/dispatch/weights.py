@@ -93,7 +93,7 @@ class Brought:
             self.turns.take(self)
         resting = [(slot, slot.tensor, slot.tensor.data) for slot in _slots(self.module)]
         self.module.to(self.device)
-        self._home = [_Home(slot, tensor, data, slot.tensor._version) for slot, tensor, data in resting]
+        self._home = [_Home(slot, tensor, data, _version(slot.tensor)) for slot, tensor, data in resting]
         self._there = True
 
     def rest(self) -> None:
@@ -143,13 +143,18 @@ class _Home:
             copy is None
             or copy.dtype != self.data.dtype
             or copy.shape != self.data.shape
-            or copy._version != self.version
+            or _version(copy) != self.version
         ):
             return
         if isinstance(copy, torch.nn.Parameter):
             copy.data = self.data  # a parameter keeps its identity on every move
         else:
             self.slot.tensors[self.slot.name] = self.tensor  # a buffer is another tensor after each
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor has been written to; -1 for one made under inference_mode, which is not told."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _slots(module: torch.nn.Module) -> list[_Slot]:

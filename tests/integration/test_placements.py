@@ -353,3 +353,18 @@ def test_what_a_call_writes_to_weights_comes_home(virtual_machine: MakeMachine) 
     assert pipe.unet.conv_out.bias.device == torch.device("cpu")
     assert torch.equal(pipe.unet.conv_out.bias, torch.full((4,), 0.5))
     assert pipe.unet.conv_in.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["cpu_offload_with_hook", "one of each kind", "group_offload"])
+def test_placements_work_under_inference_mode(
+    name: str, virtual_machine: MakeMachine, expected: list[np.ndarray]
+) -> None:
+    """A caller who turns inference mode on gets the same pictures, in it and after it."""
+    virtual_machine()
+    pipe = load(PLACEMENTS[name])
+
+    with torch.inference_mode():
+        inside = draw(pipe, 0)
+
+    assert np.array_equal(inside, expected[0])
+    assert np.array_equal(draw(pipe, 1), expected[1])
