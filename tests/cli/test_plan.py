@@ -113,7 +113,7 @@ def test_plan_flux_on_two_small_gpus_exits_3_with_need_and_have(flux: Path) -> N
     assert what == (
         "  what transformer needs 22.2 GiB + 1.5 GiB reserve; cuda:0 offers 12.0 GiB, cuda:1 offers 12.0 GiB"
     )
-    assert "fix  use low_memory: sequential_cpu_offload" in result.stderr
+    assert "fix  use low_memory: group_offload; or use low_memory: sequential_cpu_offload" in result.stderr
 
 
 def test_plan_flux_advice_taken_is_feasible(flux: Path) -> None:
