@@ -16,7 +16,7 @@ LINTED = $(VENV)/.installed-lint
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 # One thread per test process: two workers with all cores each would only wait for one another.
 ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-PYTEST = $(ONE_THREAD) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+PYTEST = DMCONFIG_CACHE="$$(pwd)/build/cache" $(ONE_THREAD) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 MATRIX = build/matrix
 # What `make test-matrix` runs: the part that reaches into torch. Where CUDA is real, virtual devices need it hidden.
 MATRIX_TESTS = tests/unit/virtual tests/integration/test_placements.py
