@@ -28,7 +28,7 @@ def parse_device(value: object) -> str:
         raise ValueError(f"expected a device: {DEVICE_FORMS}")
     if isinstance(value, int):
         if value < 0:
-            raise ValueError(f"device index {value} is negative; accelerators count from 0")
+            raise ValueError(f"device index {value} is negative; accepted are {DEVICE_FORMS}")
         return f"cuda:{value}"
     text = value.strip()
     if _INDEX.fullmatch(text):

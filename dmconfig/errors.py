@@ -77,7 +77,6 @@ class Code(StrEnum):
     PLACEMENT_DIFFERS = "DM602"
     CALL_FAILED = "DM603"
     OUTPUT_NOT_WRITTEN = "DM604"
-    MISSING_PACKAGE = "DM605"
     TRANSFER_FAILED = "DM606"
 
     @property

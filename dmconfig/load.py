@@ -140,12 +140,14 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
     return placed
 
 
+_PLACING = ("device_map", "execution_device", "max_memory", "reserve", "low_memory", "group_offload")
+"""The sections of a file that say where things go."""
+
+
 def _asked(checked: Checked) -> dict[str, Any]:
     """What the file says of places and dtypes, as it is written there."""
     data = checked.resolved.data
-    asked = {
-        key: data[key] for key in ("device_map", "max_memory", "reserve", "low_memory", "group_offload") if key in data
-    }
+    asked = {key: data[key] for key in _PLACING if key in data}
     dtypes = {"pipeline.dtype": data["pipeline"].get("dtype")}
     dtypes |= {
         f"components.{name}.dtype": (part or {}).get("dtype") for name, part in data.get("components", {}).items()

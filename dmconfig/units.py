@@ -49,21 +49,7 @@ def parse_size(value: object) -> int:
 
     Raises: ValueError: with a sentence that says what is accepted.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f"expected {SIZE_FORMS}")
-    if isinstance(value, int):
-        if value < 0:
-            raise ValueError("a size cannot be negative")
-        return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(f"{value!r} is not a size; expected {SIZE_FORMS}")
-    number, unit = match.groups()
-    if unit not in _BYTES_PER_UNIT:
-        raise ValueError(_unit_message(number, unit))
-    if not unit and "." in number:
-        raise ValueError(f"{value!r} is no whole number of bytes; its unit is missing: {number}GiB")
-    return int(Decimal(number) * _BYTES_PER_UNIT[unit])
+    return _bytes_of(value, SIZE_FORMS)
 
 
 def parse_budget(value: object) -> Budget:
@@ -81,10 +67,10 @@ def parse_budget(value: object) -> Budget:
         if text == "free":
             return Budget("free_minus", Decimal(0))
         if text.startswith("free-") and _SIZE.fullmatch(text.removeprefix("free-")):
-            return Budget("free_minus", Decimal(parse_size(text.removeprefix("free-"))))
+            return Budget("free_minus", Decimal(_bytes_of(text.removeprefix("free-"), BUDGET_FORMS)))
         if _SIZE.fullmatch(text) is None:
             raise ValueError(f"{value!r} is not a budget; expected {BUDGET_FORMS}")
-    return Budget("fixed", Decimal(parse_size(value)))
+    return Budget("fixed", Decimal(_bytes_of(value, BUDGET_FORMS)))
 
 
 def format_bytes(count: int) -> str:
@@ -95,10 +81,29 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
-def _unit_message(number: str, unit: str) -> str:
+def _bytes_of(value: object, forms: str) -> int:
+    """The bytes that value means; ``forms`` says what is accepted in its place."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"expected {forms}")
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError("a size cannot be negative")
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"{value!r} is not a size; expected {forms}")
+    number, unit = match.groups()
+    if unit not in _BYTES_PER_UNIT:
+        raise ValueError(_unit_message(number, unit, forms))
+    if not unit and "." in number:
+        raise ValueError(f"{value!r} is no whole number of bytes; its unit is missing: {number}GiB")
+    return int(Decimal(number) * _BYTES_PER_UNIT[unit])
+
+
+def _unit_message(number: str, unit: str, forms: str) -> str:
     by_lower = {known.lower(): known for known in _BYTES_PER_UNIT if known}
     meant = by_lower.get(unit.lower())
     if meant is None:
-        return f"{unit!r} is not a unit of memory; expected {SIZE_FORMS}"
+        return f"{unit!r} is not a unit of memory; expected {forms}"
     bits = " (a small b reads as bits; sizes are bytes)" if unit.endswith("b") and not unit.islower() else ""
     return f"unit {unit!r} is not accepted{bits}; write {number}{meant}"

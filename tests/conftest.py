@@ -5,9 +5,11 @@ Plain functions, imported where they are used (``from tests.conftest import plan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dmconfig.check import check
 from dmconfig.document import Document, parse_document
@@ -107,3 +109,15 @@ def only_problem(error: DMConfigError) -> Problem:
     """Return the problem of an error that has just one."""
     (problem,) = error.problems
     return problem
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Run a module's tests with one thread: other numbers may give other bits, and small tensors are slower."""
+    # here and not above: tests that show that nothing imports torch run in the same session
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from dmconfig.devices import CPU, DISK
 from dmconfig.dispatch.placement import Placement, placement_of
 from dmconfig.errors import Code, DispatchError, Problem
 from dmconfig.facts import class_facts, fits, pipeline_facts
@@ -49,6 +51,7 @@ def swap(pipe: Any, name: str, component: Any) -> None:
     _check_room(placement, assignment)
     placement.swap(name, component, assignment)
     for each in placement.pipes:
+        each.hf_device_map = dict(placement.plan.device_map)
         if name in each.components:
             setattr(each, name, component)
 
@@ -93,19 +96,47 @@ def _assignment_for(module: torch.nn.Module, old: Assignment) -> Assignment:
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     dtype = str(max(set(floating), key=floating.count)).removeprefix("torch.") if floating else old.dtype
-    peak = old.peak_bytes if old.residency is Residency.PER_LEAF else nbytes
+    in_parts = old.residency in (Residency.PER_LEAF, Residency.PER_GROUP)
     return replace(
-        old, class_name=type(module).__name__, dtype=dtype, nbytes=nbytes, peak_bytes=peak, reason="swapped in"
+        old,
+        class_name=type(module).__name__,
+        dtype=dtype,
+        nbytes=nbytes,
+        peak_bytes=min(old.peak_bytes, nbytes) if in_parts else nbytes,
+        storage_device=CPU if old.storage_device == DISK else old.storage_device,  # it came in no file
+        reason="swapped in",
     )
 
 
 def _check_room(placement: Placement, new: Assignment) -> None:
-    old = placement.components[new.component].assignment
-    more = new.nbytes - old.nbytes
-    device = next(device for device in placement.plan.devices if device.id == new.storage_device)
-    if more > device.free_bytes:
-        what = f"{new.component} is {format_bytes(more)} larger; {device.id} has {format_bytes(device.free_bytes)} left"
-        raise _refused(what, "plan again with the new component in the file", Code.DOES_NOT_FIT)
+    """Refuse a component for which there is no room where it runs or where it rests.
+
+    Raises: DispatchError: naming what is needed beside the others and what the device offers.
+    """
+    others = [each for each in placement.plan.assignments if each.component != new.component]
+    for device in placement.plan.devices:
+        if device.id not in (new.execution_device, new.storage_device):
+            continue
+        need = _need((*others, new), device.id, placement.in_turn)
+        offer = device.budget_bytes - device.reserved_bytes
+        if need > offer:
+            what = (
+                f"with the new {new.component}, {device.id} needs {format_bytes(need)}; it offers {format_bytes(offer)}"
+            )
+            raise _refused(what, "plan again with the new component in the file", Code.DOES_NOT_FIT)
+
+
+def _need(assignments: Iterable[Assignment], device: str, in_turn: Collection[str]) -> int:
+    """The most that weights take of a device: those that stay, and the largest of those that take turns."""
+    stay, turns = 0, [0]
+    for each in assignments:
+        if each.storage_device == device:
+            stay += each.nbytes
+        elif each.execution_device == device and each.component in in_turn:
+            turns.append(each.peak_bytes)
+        elif each.execution_device == device:
+            stay += each.peak_bytes
+    return stay + max(turns)
 
 
 def _empty_caches() -> None:

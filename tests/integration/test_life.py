@@ -154,11 +154,39 @@ def test_a_swap_that_cannot_be_changes_nothing(virtual_machine: MakeMachine, pla
     for name, component, said in [
         ("vae", plain.unet, "UNet2DConditionModel cannot be the 'vae'"),
         ("vay", plain.vae, "has no component 'vay'"),
-        ("vae", AutoencoderKL.from_config(wide), "larger; cuda:1 has"),
+        ("vae", AutoencoderKL.from_config(wide), "with the new vae, cuda:1 needs .* it offers 1.0 MiB"),
     ]:
         with pytest.raises(DMConfigError, match=said):
             dmconfig.swap(pipe, name, component)
         assert is_as_planned(pipe)
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+def test_a_component_swapped_into_a_file_s_place_rests_on_the_cpu(virtual_machine: MakeMachine, plain: Any) -> None:
+    """A module that came in no file cannot rest on disk: plan, map and report say where it rests instead."""
+    virtual_machine()
+    pipe = load(PLACEMENTS["weights rest in their files"])
+    assert pipe.hf_device_map["unet"] == "disk"
+    new = type(plain.unet).from_config(plain.unet.config)
+    new.load_state_dict(plain.unet.state_dict())
+
+    dmconfig.swap(pipe, "unet", new.eval())
+
+    assert pipe.hf_device_map == {"unet": "cpu", "vae": "disk", "text_encoder": "disk"}
+    assert dmconfig.report(pipe).problems == ()
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+def test_a_component_too_large_for_where_it_runs_is_not_swapped_in(virtual_machine: MakeMachine, plain: Any) -> None:
+    """A component that rests on the cpu has to fit the device that it is brought to as well."""
+    virtual_machine()
+    limits = {"max_memory": {"cuda:0": "3200KiB"}}  # the unet's 3097 KiB and a little
+    pipe = load({**PLACEMENTS["cpu_offload_with_hook"], **limits})
+    wide = {**plain.unet.config, "block_out_channels": (64, 128)}
+
+    with pytest.raises(DMConfigError, match=r"with the new unet, cuda:0 needs .* it offers 3\.1 MiB"):
+        dmconfig.swap(pipe, "unet", type(plain.unet).from_config(wide))
+
     assert np.array_equal(draw(pipe, 0), draw(plain, 0))
 
 

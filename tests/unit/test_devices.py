@@ -40,7 +40,7 @@ def test_parse_device_full_name_is_kept(written: str) -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        (-1, "device index -1 is negative; accelerators count from 0"),
+        (-1, "device index -1 is negative; accepted are cpu, or an accelerator"),
         ("-1", "'-1' is not a device; accepted are cpu"),
         ("cuda:-1", "'cuda:-1' is not a device"),
         ("cuda:", "'cuda:' is not a device"),
