@@ -12,6 +12,7 @@ from dmconfig.version import __version__ as __version__
 if TYPE_CHECKING:
     from dmconfig.condition import report as report
     from dmconfig.dispatch import derive as derive
+    from dmconfig.dispatch import execution_device_of as execution_device_of
     from dmconfig.dispatch import swap as swap
     from dmconfig.dispatch import unload as unload
     from dmconfig.errors import DMConfigError as DMConfigError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "DMConfigError": "dmconfig.errors",
     "derive": "dmconfig.dispatch",
+    "execution_device_of": "dmconfig.dispatch",
     "load_from_yaml": "dmconfig.load",
     "loaded": "dmconfig.load",
     "plan_from_yaml": "dmconfig.load",
@@ -33,6 +35,7 @@ __all__ = [
     "DMConfigError",
     "__version__",
     "derive",
+    "execution_device_of",
     "load_from_yaml",
     "loaded",
     "plan_from_yaml",

@@ -141,7 +141,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
 
 def unknown_component(resolved: Resolved, path: ConfigPath, facts: PipelineFacts, *more: str) -> Problem:
     """Return the problem of a component name that the pipeline class does not have; ``more`` are other known words."""
-    name = str(path[-1])
+    name = str(path[-1]).partition(".")[0]  # a key of a device map may name a part
     names = [slot.name for slot in facts.slots]
     meant = nearest(name, [*names, *more])
     what = f"{name!r} is not a component of {facts.class_name}"

@@ -14,24 +14,44 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmconfig.assembly import Assembly, Component
+from dmconfig.devices import DISK
 from dmconfig.errors import BuildError, Code
+from dmconfig.layout import nearest_ancestor
 from dmconfig.measure import component_weights
-from dmconfig.plan import Plan
+from dmconfig.offload import OffloadFolder
+from dmconfig.plan import Assignment, Plan
 from dmconfig.progress import Progress
 from dmconfig.resolve import Resolved
 
 
-def build_pipeline(resolved: Resolved, assembly: Assembly, plan: Plan, progress: Progress) -> Any:
+def build_pipeline(
+    resolved: Resolved, assembly: Assembly, plan: Plan, progress: Progress, files: OffloadFolder | None = None
+) -> Any:
     """Return the pipeline of assembly with every component loaded on the cpu, in the dtypes of the plan.
 
-    Raises: BuildError: the first component that its own loader refuses, with the loader's reason.
+    What the plan lets rest on disk is mapped: from its own files, or, where it was cast, from ``files``, to which it
+    is written as soon as it is loaded, so that no two such components are in memory at once.
+
+    Raises: BuildError: the first component that its own loader refuses, with the loader's reason. DispatchError: one
+        could not be written.
     """
-    dtypes = {assignment.component: assignment.dtype for assignment in plan.assignments}
+    assignments = {assignment.component: assignment for assignment in plan.assignments}
     with gc_paused(), _quiet_loaders():
         parts: dict[str, Any] = dict.fromkeys(assembly.absent)
         for component in progress.track("load", assembly.components, lambda component: component.name):
-            parts[component.name] = _load(resolved, component, dtypes.get(component.name))
+            assignment = assignments.get(component.name)
+            parts[component.name] = part = _load(resolved, component, assignment.dtype if assignment else None)
+            if files is not None and assignment is not None and assignment.is_written:
+                files.take(component.name, _resting_on_disk(part, assignment))
         return _construct(resolved, assembly, parts)
+
+
+def _resting_on_disk(module: Any, assignment: Assignment) -> Iterator[tuple[str, Any]]:
+    """The parameters of a component that rest on disk, each once: all of them, or those of the parts that do."""
+    on_disk = {part.path: part.storage_device == DISK for part in assignment.parts} or {"": True}
+    for name, parameter in module.named_parameters():
+        if on_disk[nearest_ancestor(name.rpartition(".")[0], on_disk)]:
+            yield name, parameter
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ planner and the loader do not refuse for a reason of this kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dmconfig.assembly import Assembly, Component, assemble, unknown_component
 from dmconfig.devices import CPU, DISK
@@ -17,7 +17,7 @@ from dmconfig.measure import component_weights
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT, STRATEGIES, SUPPORTED_STRATEGIES, GroupOffloadSpec, PlacementSpec, Spec
-from dmconfig.weights import find_weights, variants_in
+from dmconfig.weights import find_weights, read_tensors, variants_in
 
 SEED = "seed"
 """The one key under ``call`` that is ours: it becomes the generator."""
@@ -31,13 +31,25 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
 
     Raises: SpecError: all problems found, of all rules.
     """
-    problems = [*not_supported_yet(resolved, spec), *needless_revisions(resolved, spec)]
+    problems = [
+        *not_supported_yet(resolved, spec),
+        *nothing_runs_on_disk(resolved, spec),
+        *needless_revisions(resolved, spec),
+        *idle_offload_folder(resolved, spec),
+    ]
     try:
         assembly, unfit = assemble(resolved, spec)
     except DMConfigError as error:  # without a pipeline there is nothing to hold the other rules against
         raise SpecError([*problems, *error.problems]) from None
     problems.extend(unfit)
-    for rule in (device_map_names, unplaced_components, idle_low_memory, group_offload, call_arguments):
+    for rule in (
+        device_map_names,
+        split_components,
+        unplaced_components,
+        idle_low_memory,
+        group_offload,
+        call_arguments,
+    ):
         problems.extend(rule(resolved, spec, assembly))
     if problems:
         raise SpecError(problems)
@@ -74,29 +86,39 @@ def _missing_weights(resolved: Resolved, component: Component) -> Iterator[Probl
 
 def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
     """What version 1 of the file may say and this version of dmconfig cannot do: refused by name, never ignored."""
-
-    def refuse(path: ConfigPath, thing: str, fix: str) -> Problem:
-        return resolved.problem(Code.NOT_SUPPORTED_YET, path, f"{thing} is not supported yet", fix=fix)
-
-    entries = spec.device_map if isinstance(spec.device_map, dict) else {None: spec.device_map}
+    entries = spec.placements or {"": spec.device_map}
     for name, entry in entries.items():
-        path: ConfigPath = ("device_map",) if name is None else ("device_map", name)
-        if isinstance(entry, PlacementSpec):
-            if entry.execution == DISK:
-                yield refuse((*path, "execution"), "disk", "nothing can run on disk; name an accelerator or cpu")
-        elif entry in STRATEGIES and entry not in SUPPORTED_STRATEGIES:
-            yield refuse(path, f"strategy {entry!r}", "use balanced, with low_memory for what does not fit")
+        if isinstance(entry, str) and entry in STRATEGIES and entry not in SUPPORTED_STRATEGIES:
+            path: ConfigPath = ("device_map", name) if name else ("device_map",)
+            what = f"strategy {entry!r} is not supported yet"
+            fix = "use balanced, with low_memory for what does not fit"
+            yield resolved.problem(Code.NOT_SUPPORTED_YET, path, what, fix=fix)
+
+
+def nothing_runs_on_disk(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
+    """Weights may rest on disk, but what they belong to runs somewhere else."""
+    entries = spec.placements or {"": spec.device_map}
+    for name, entry in entries.items():
+        path: ConfigPath = ("device_map", name) if name else ("device_map",)
+        if isinstance(entry, PlacementSpec) and DISK in entry.devices:
+            fix = "name an accelerator under execution, and write storage: disk"
+            yield resolved.problem(Code.BAD_DEVICE, (*path, "execution"), "nothing can run on disk", fix=fix)
         elif entry == DISK:
             fix = "write {execution: cuda:0, offload: sequential, storage: disk}"
-            yield refuse(path, "disk alone, without a device to run on,", fix)
-        if name is not None and "." in name:
-            what = f"placing a part of a component ({name})"
-            yield refuse(path, what, f"place the whole component: {name.partition('.')[0]}")
+            if not name or name == DEFAULT:
+                fix = "name an accelerator, with low_memory and a budget of disk in max_memory"
+            yield resolved.problem(Code.BAD_DEVICE, path, "nothing can run on disk", fix=fix)
     if spec.execution_device == DISK:
-        yield refuse(("execution_device",), "disk", "nothing can run on disk; name an accelerator or cpu")
-    if spec.offload_folder is not None:
-        fix = "remove the line: with storage: disk, weights rest in the files they came in"
-        yield refuse(("offload_folder",), "writing weights to a folder", fix)
+        path, fix = ("execution_device",), "name an accelerator or cpu"
+        yield resolved.problem(Code.BAD_DEVICE, path, "nothing can run on disk", fix=fix)
+
+
+def idle_offload_folder(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
+    """A folder for weights that rest on disk, and a budget that lets none rest there."""
+    budget = spec.max_memory.get(DISK)
+    if spec.offload_folder is not None and budget is not None and budget.amount == 0:
+        what = "offload_folder is where weights rest on disk, and max_memory.disk lets none rest there"
+        yield resolved.problem(Code.CONTRADICTION, ("offload_folder",), what, fix="remove one of the two", key=True)
 
 
 def needless_revisions(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
@@ -122,9 +144,7 @@ def device_map_names(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iter
         elif name == "":
             what, fix = "an empty name stands for no component", f"write device_map: {entry} for all of them"
             yield resolved.problem(Code.UNKNOWN_COMPONENT, path, what, fix=fix, key=True)
-        elif "." in name:
-            continue  # refused by name elsewhere
-        elif name not in slots:
+        elif name.partition(".")[0] not in slots:
             yield unknown_component(resolved, path, assembly.facts, DEFAULT)
         else:
             yield from _unfit_place(resolved, path, entry, assembly)
@@ -134,7 +154,7 @@ def _unfit_place(
     resolved: Resolved, path: tuple[str, str], entry: str | PlacementSpec, assembly: Assembly
 ) -> Iterator[Problem]:
     """What is wrong with giving a component, one that the pipeline class knows, this place."""
-    name = path[1]
+    name = path[1].partition(".")[0]
     component = next((component for component in assembly.components if component.name == name), None)
     if name in assembly.absent:
         what = f"{name!r} is left out of this pipeline, so it has no place"
@@ -146,13 +166,77 @@ def _unfit_place(
         what = f"{entry!r} places whole pipelines, not one component"
         yield resolved.problem(Code.BAD_VALUE, path, what, fix=f"write 'default: {entry}', or name a device")
     elif isinstance(entry, PlacementSpec) and entry.storage == DISK and entry.offload == "none":
-        what = f"the weights of {name!r} stay on {entry.execution}, so they do not rest on disk"
+        what = f"the weights of {path[1]!r} stay on {', '.join(entry.devices)}, so they do not rest on disk"
         fix = "add offload: model or offload: sequential, or remove storage"
         yield resolved.problem(Code.CONTRADICTION, (*path, "storage"), what, fix=fix)
-    elif isinstance(entry, PlacementSpec) and entry.execution == CPU and entry.offload != "none":
+    elif isinstance(entry, PlacementSpec) and entry.devices[0] == CPU and entry.offload != "none":
         what = f"{name!r} runs on the cpu, so its weights need not be brought anywhere"
         fix = "remove offload, or name an accelerator under execution"
         yield resolved.problem(Code.CONTRADICTION, (*path, "offload"), what, fix=fix)
+
+
+def split_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """Parts of a component stay on a device or are brought layer by layer, and so is all the rest of it."""
+    for component in assembly.modules:
+        name = component.name
+        entry, parts = spec.placements.get(name), spec.parts_of(name)
+        spread = entry if isinstance(entry, PlacementSpec) and entry.is_spread else None
+        if spread and parts:
+            what = f"{name} is spread over a list of devices, and {parts[0]} is given a place of its own"
+            yield resolved.problem(Code.CONTRADICTION, ("device_map", parts[0]), what, fix="keep one of the two")
+        if spread:
+            yield from _spread_over(resolved, ("device_map", name), spread)
+        for key in (name, *parts) if parts or spread else ():
+            how = spec.placements.get(key)
+            if isinstance(how, PlacementSpec) and how.offload in ("model", "group"):
+                what = f"{name} is in parts, which stay or are brought layer by layer, not with offload: {how.offload}"
+                path = ("device_map", key, "offload")
+                yield resolved.problem(Code.CONTRADICTION, path, what, fix="write offload: sequential, or remove it")
+        if parts:
+            yield from _unsplit_rest(resolved, spec, name)
+            yield from _unknown_modules(resolved, component, parts)
+
+
+def _spread_over(resolved: Resolved, path: ConfigPath, entry: PlacementSpec) -> Iterator[Problem]:
+    twice = [device for index, device in enumerate(entry.devices) if device in entry.devices[:index]]
+    if twice:
+        what = f"{twice[0]} is in the list twice"
+        yield resolved.problem(Code.DUPLICATE_DEVICE, (*path, "execution"), what, fix="name each device once")
+
+
+def _unsplit_rest(resolved: Resolved, spec: Spec, name: str) -> Iterator[Problem]:
+    """What the map's default says of the rest of a component must be possible beside its parts."""
+    word = spec.placements.get(DEFAULT)
+    whole = spec.low_memory in ("cpu_offload_with_hook", "group_offload")
+    if name not in spec.placements and isinstance(word, str) and word not in STRATEGIES and whole:
+        what = f"parts of {name} have a place of their own, so the rest is not brought with {spec.low_memory}"
+        fix = f"add device_map.{name} with the device of the rest"
+        yield resolved.problem(Code.CONTRADICTION, ("device_map",), what, fix=fix, key=True)
+
+
+def _unknown_modules(resolved: Resolved, component: Component, parts: tuple[str, ...]) -> Iterator[Problem]:
+    """Parts that are in none of the names in the weights, where those are here; the planner asks the class itself.
+
+    Old files name modules with more or fewer words in front, so a path counts as known wherever it occurs.
+    """
+    files = component_weights(component)
+    names = [f".{tensor.name}" for tensor in read_tensors(files)] if files is not None else []
+    for key in parts if names else ():
+        path = key.partition(".")[2]
+        if not any(f".{path}." in name for name in names):
+            modules = dict.fromkeys(name[1:].rpartition(".")[0] for name in names)
+            yield unknown_module(resolved, key, component.class_name, [*modules])
+
+
+def unknown_module(resolved: Resolved, key: str, class_name: str, modules: Sequence[str]) -> Problem:
+    """Return the problem of a key of the device map that is no module; ``modules`` are the paths there are."""
+    component, _, path = key.partition(".")
+    known = dict.fromkeys(".".join(module.split(".")[: path.count(".") + 1]) for module in modules if module)
+    what = f"{class_name} has no module {path!r} with weights"
+    why = f"its modules are: {', '.join(dict.fromkeys(module.split('.')[0] for module in modules if module))}"
+    meant = nearest(path, known)
+    fix = f"did you mean '{component}.{meant}'?" if meant else "name a module, or place the whole component"
+    return resolved.problem(Code.UNKNOWN_MODULE, ("device_map", key), what, why=why, fix=fix, key=True)
 
 
 def unplaced_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
@@ -162,7 +246,9 @@ def unplaced_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> I
         return
     missing = [component.name for component in assembly.modules if component.name not in device_map]
     if missing:
+        in_parts = [name for name in missing if spec.parts_of(name)]
         what = f"the map places no {', '.join(missing)}"
+        what += f"; of {', '.join(in_parts)} it places only parts" if in_parts else ""
         fix = "add a line for each, or 'default: balanced'"
         yield resolved.problem(Code.UNPLACED_COMPONENT, ("device_map",), what, fix=fix, key=True)
 
@@ -197,7 +283,7 @@ def group_offload(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterato
             yield resolved.problem(Code.CONTRADICTION, (*path, option), what, fix="add use_stream: true", key=True)
     by_blocks = spec.group_offload.offload_type == "block_level"
     for component in assembly.modules:
-        unpinned = everywhere and component.name not in entries
+        unpinned = everywhere and component.name not in entries and not spec.parts_of(component.name)
         refusal = _group_offload_refusal(component, by_blocks=by_blocks) if unpinned or component.name in named else ""
         if refusal:
             at: ConfigPath = ("low_memory",) if unpinned else ("device_map", component.name, "offload")

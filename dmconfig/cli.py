@@ -19,6 +19,7 @@ from dmconfig.version import __version__
 if TYPE_CHECKING:
     from dmconfig.console import ConsoleProgress
     from dmconfig.errors import Problem
+    from dmconfig.inventory import Inventory
     from dmconfig.load import Checked
     from dmconfig.plan import Plan
     from dmconfig.resolve import Override
@@ -53,9 +54,18 @@ SetOption = Annotated[
 FormatOption = Annotated[Format, typer.Option("--format", help="How to show the result.")]
 GpusOption = Annotated[
     str | None,
-    typer.Option("--gpus", metavar="SIZES", help="Plan for these accelerators, e.g. 2x24GiB,12GiB; 0: none."),
+    typer.Option("--gpus", metavar="SIZES", help="Plan for these accelerators, e.g. 2x24GiB,rtx-4090; 0: none."),
 ]
 RamOption = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="Plan for this much host memory.")]
+DiskOption = Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="Plan for this much free disk.")]
+MachineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--machine",
+        metavar="FILE|NAME",
+        help="Plan for the machine in this file, or of this name, e.g. rtx-4090; instead of --gpus, --ram and --disk.",
+    ),
+]
 
 
 def main() -> None:
@@ -115,20 +125,19 @@ def validate(files: FilesArgument, set_: SetOption = None, format_: FormatOption
 @app.command()
 def plan(
     file: FileArgument,
+    machine: MachineOption = None,
     gpus: GpusOption = None,
     ram: RamOption = None,
+    disk: DiskOption = None,
     set_: SetOption = None,
     format_: FormatOption = Format.TEXT,
 ) -> None:
-    """Show where every component will live on this machine, or on one described by --gpus and --ram."""
-    from dmconfig.inventory import parse_machine, probe_machine
+    """Show where every component will live on this machine, or on one described by a file, a name or sizes."""
     from dmconfig.load import check_file, plan_for
 
     with _exit_on_problems(format_):
-        machine = None if gpus is not None and ram is not None else probe_machine()
-        if gpus is not None or ram is not None or machine is None:
-            machine = parse_machine(gpus, ram, this_machine=machine)
-        _print_plan(plan_for(check_file(file, _overrides(set_)), machine), format_)
+        chosen = _machine(machine, gpus, ram, disk)
+        _print_plan(plan_for(check_file(file, _overrides(set_)), chosen), format_)
 
 
 @app.command()
@@ -184,11 +193,47 @@ def doctor(format_: FormatOption = Format.TEXT) -> None:
 
 
 @app.command()
+def machine(
+    schema_: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of machine files instead.")] = False,
+    format_: FormatOption = Format.TEXT,
+) -> None:
+    """Print this machine as a machine file: devices, memory, disk and known speeds, for `plan --machine` elsewhere."""
+    if schema_:
+        from dmconfig.schema import machine_schema_text
+
+        typer.echo(machine_schema_text(), nl=False)
+        return
+    from dmconfig.inventory import probe_machine
+    from dmconfig.machine import machine_data, machine_text
+
+    here = probe_machine()
+    if format_ is Format.JSON:
+        _print_json(machine_data(here))
+    else:
+        typer.echo(machine_text(here), nl=False)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of the file format, for editors and other tools."""
     from dmconfig.schema import schema_text
 
     typer.echo(schema_text(), nl=False)
+
+
+def _machine(name: str | None, gpus: str | None, ram: str | None, disk: str | None) -> Inventory:
+    """The machine of a file or a name, or of the flags, with what they leave open from the one at hand."""
+    from dmconfig.inventory import parse_machine, probe_machine
+
+    flags = [flag for flag, value in (("--gpus", gpus), ("--ram", ram), ("--disk", disk)) if value is not None]
+    if name is not None:
+        from dmconfig.machine import named_machine
+
+        return named_machine(name, flags)
+    here = None if gpus is not None and ram is not None else probe_machine()
+    if here is not None and not flags:
+        return here
+    return parse_machine(gpus, ram, disk=disk, this_machine=here)
 
 
 def _overrides(assignments: list[str] | None, flag: str = "--set") -> list[Override]:

@@ -117,6 +117,9 @@ def _component_lines(applied: Applied, planned: Assignment) -> Iterator[str]:
     places = f"runs on {planned.execution_device}, rests on {planned.storage_device}"
     yield f"{applied.component} ({applied.class_name})"
     yield f"  planned  {places}, {planned.residency.value.replace('_', ' ')}, {planned.dtype}"
+    for part in planned.parts:
+        places = f"{format_bytes(part.nbytes)} on {part.execution_device}, rests on {part.storage_device}"
+        yield f"           {part.path or '(the rest)'}: {places}, {part.residency.value.replace('_', ' ')}"
     yield f"  applied  {_amounts(applied.bytes_by_device)}; {_amounts(applied.bytes_by_dtype)}; {_hooks(applied.hooks)}"
     yield f"  because  {planned.reason}"
 

@@ -60,6 +60,7 @@ class Code(StrEnum):
     CONTRADICTION = "DM308"
     UNKNOWN_CALL_ARGUMENT = "DM309"
     BAD_COMMAND_LINE = "DM310"
+    UNKNOWN_MODULE = "DM311"
     # DM4xx: sources and weights
     SOURCE_NOT_FOUND = "DM401"
     NOT_A_PIPELINE = "DM402"
@@ -77,6 +78,7 @@ class Code(StrEnum):
     PLACEMENT_DIFFERS = "DM602"
     CALL_FAILED = "DM603"
     OUTPUT_NOT_WRITTEN = "DM604"
+    BAD_OFFLOAD_FOLDER = "DM605"
     TRANSFER_FAILED = "DM606"
 
     @property

@@ -180,10 +180,10 @@ def measure_configs(folder: Path, library: str, class_name: str, dtype: str | No
         # transformers would build its default model instead, and measure that
         raise SourceError([_not_built(folder, class_name, "there is no such file")])
     try:
-        module = _build_on_meta(folder, library, class_name, target)
+        module = build_on_meta(folder, library, class_name, target)
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
         raise SourceError([_not_built(folder, class_name, f"{type(error).__name__}: {error}")]) from error
-    sizes = group_sizes(_module_bytes(module, target))
+    sizes = group_sizes(module_bytes(module, target))
     return Footprint(dtype=target, stored_dtype=claimed, needs_cast=target != claimed, measured_from="configs", **sizes)
 
 
@@ -231,7 +231,11 @@ def _claimed_dtype(folder: Path) -> str:
     return claimed if isinstance(claimed, str) and claimed in _FLOAT_BITS else _FALLBACK_DTYPE
 
 
-def _build_on_meta(folder: Path, library: str, class_name: str, dtype: str) -> Any:
+def build_on_meta(folder: Path, library: str, class_name: str, dtype: str) -> Any:
+    """Return the component in folder as its class builds it from its config, on the meta device: without a weight.
+
+    Raises: whatever the class raises on a config it does not understand.
+    """
     import torch
 
     cls = getattr(_import_library(library), class_name)
@@ -278,7 +282,7 @@ def _default_dtype(dtype: str) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _module_bytes(module: Any, dtype: str) -> Iterator[tuple[str, int]]:
+def module_bytes(module: Any, dtype: str) -> Iterator[tuple[str, int]]:
     """Yield name and bytes of every parameter and buffer, tied ones once.
 
     Stored tensors are cast by diffusers; transformers leaves those that the constructor made in a dtype of their

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dmconfig.assembly import Assembly
 from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
+from dmconfig.errors import DispatchError
 from dmconfig.inventory import Inventory, probe_machine
-from dmconfig.measure import measure, variant_notes
+from dmconfig.measure import lay_out_split, measure, variant_notes
 from dmconfig.plan import Plan, make_plan
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
@@ -20,6 +21,8 @@ from dmconfig.spec import Spec, validate_spec
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
+
+    from dmconfig.offload import OffloadFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +56,11 @@ def plan_for(checked: Checked, inventory: Inventory) -> Plan:
 
     Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine.
     """
-    footprints = measure(checked.resolved, checked.assembly)
-    notes = tuple(variant_notes(checked.assembly))
-    return make_plan(checked.resolved, checked.spec, checked.assembly, footprints, inventory, notes=notes)
+    resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
+    footprints = measure(resolved, assembly)
+    layouts = lay_out_split(resolved, spec, assembly, footprints)
+    notes = tuple(variant_notes(assembly))
+    return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 
 def plan_from_yaml(
@@ -115,16 +120,19 @@ def loaded(
 def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipeline:
     """Return the pipeline of a checked spec, loaded and placed by a plan.
 
-    Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed, or bytes do not
-        survive copies between the accelerators of the plan; nothing is loaded then.
+    Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed; or, before anything is
+        loaded, bytes do not survive copies between the accelerators of the plan, or the offload folder cannot be used.
     """
     from dmconfig.build import build_pipeline, gc_paused
     from dmconfig.transfers import checked_once
 
-    checked_once([plan.execution_device, *(assignment.execution_device for assignment in plan.assignments)])
-    with gc_paused():
+    checked_once([plan.execution_device, *(d for assignment in plan.assignments for d in assignment.execution_devices)])
+    files = _offload_folder(checked, plan)
+    with gc_paused(), contextlib.ExitStack() as undo:
+        if files is not None:
+            undo.callback(files.close)
         with progress.phase("load"):
-            pipe = build_pipeline(checked.resolved, checked.assembly, plan, progress)
+            pipe = build_pipeline(checked.resolved, checked.assembly, plan, progress, files)
         with progress.phase("place"):
             from dmconfig.dispatch import dispatch
 
@@ -135,9 +143,29 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
                 in_turn=checked.assembly.in_turn,
                 group_options=checked.spec.group_offload.model_dump(),
                 asked=_asked(checked),
+                files=files,
                 progress=progress,
             )
+        undo.pop_all()
     return placed
+
+
+def _offload_folder(checked: Checked, plan: Plan) -> OffloadFolder | None:
+    """The folder for what is cast and rests on disk, or None when the plan has nothing of the kind.
+
+    Raises: DispatchError: it cannot be written to, or has no room.
+    """
+    needed = sum(assignment.bytes_on_disk for assignment in plan.assignments if assignment.is_written)
+    if not needed or checked.spec.offload_folder is None:
+        return None
+    from dmconfig.offload import OffloadFolder
+
+    folder = checked.resolved.folder_of(("offload_folder",)) / Path(checked.spec.offload_folder).expanduser()
+    try:
+        return OffloadFolder(folder, needed_bytes=needed)
+    except DispatchError as error:
+        located = (checked.resolved.problem(p.code, ("offload_folder",), p.what, fix=p.fix) for p in error.problems)
+        raise DispatchError(located) from error
 
 
 _PLACING = ("device_map", "execution_device", "max_memory", "reserve", "low_memory", "group_offload")

@@ -8,7 +8,9 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError
 from dmconfig.footprint import Footprint, dominant_dtype, fp32_patterns, measure_configs, measure_tensors
+from dmconfig.layout import Layout, lay_out
 from dmconfig.resolve import Resolved
+from dmconfig.spec import PlacementSpec, Spec
 from dmconfig.weights import WeightFiles, find_weights, read_tensors
 
 AUTO = "auto"
@@ -32,6 +34,35 @@ def measure(resolved: Resolved, assembly: Assembly) -> Mapping[str, Footprint]:
     if problems:
         raise SourceError(problems)
     return footprints
+
+
+def lay_out_split(
+    resolved: Resolved, spec: Spec, assembly: Assembly, footprints: Mapping[str, Footprint]
+) -> Mapping[str, Layout]:
+    """Return the layout of every component that the file splits. Imports torch only when there is one.
+
+    Raises: SourceError: a component's config is not on this machine, or its class cannot be built from it.
+    """
+    layouts: dict[str, Layout] = {}
+    problems: list[Problem] = []
+    for component in assembly.modules:
+        entry = spec.placements.get(component.name)
+        if not spec.parts_of(component.name) and not (isinstance(entry, PlacementSpec) and entry.is_spread):
+            continue
+        name, folder = component.name, component.folder
+        if folder is None:
+            what = f"how {name!r} ({component.class_name}) can be split cannot be known here"
+            why = f"its config, a part of {component.source.text}, is not on this machine"
+            fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
+            problems.append(resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix))
+            continue
+        try:
+            layouts[name] = lay_out(folder, component.library, component.class_name, footprints[name].dtype)
+        except DMConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise SourceError(problems)
+    return layouts
 
 
 def component_weights(component: Component) -> WeightFiles | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dmconfig.devices import DISK
 from dmconfig.errors import Problem
 from dmconfig.paths import render_path
-from dmconfig.plan.model import Assignment, DeviceUse, Plan
+from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan
 from dmconfig.units import format_bytes
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def plan_text(plan: Plan) -> RenderableType:
         table.add_column(header, justify="right" if header == _RIGHT else "left", overflow="fold", no_wrap=not last)
     for assignment in plan.assignments:
         table.add_row(*_row(assignment))
+        for name, parts in _runs(assignment.parts):
+            table.add_row(*_part_row(name, parts))
     heading = f"{plan.pipeline} on {plan.machine}; latents and embeddings live on {plan.execution_device}"
     sources = ", ".join(dict.fromkeys(_SOURCES[a.measured_from] for a in plan.assignments))
     notes = [f"note: {note}" for note in plan.notes]
@@ -94,6 +96,36 @@ def _row(assignment: Assignment) -> tuple[str, ...]:
     )
 
 
+def _runs(parts: Iterable[Part]) -> Iterator[tuple[str, list[Part]]]:
+    """Yield parts under the name to show: those that are members of a list, one after the other, as one range."""
+    runs: list[list[Part]] = []
+    for part in parts:
+        if runs and _follows(runs[-1][-1], part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    for run in runs:
+        name = run[0].path or "(the rest)"
+        yield (f"{name}-{run[-1].path.rpartition('.')[2]}" if len(run) > 1 else name), run
+
+
+def _follows(one: Part, other: Part) -> bool:
+    """Tell whether a part is the next member of the list that another is in, at the same place."""
+    (above, _, index), (above_other, _, next_index) = one.path.rpartition("."), other.path.rpartition(".")
+    numbered = index.isdigit() and next_index.isdigit() and int(next_index) == int(index) + 1
+    return numbered and above == above_other and _place(one) == _place(other)
+
+
+def _place(part: Part) -> tuple[str, str, str]:
+    return part.execution_device, part.storage_device, part.residency
+
+
+def _part_row(name: str, parts: Sequence[Part]) -> tuple[str, ...]:
+    device, storage, residency = _place(parts[0])
+    size = format_bytes(sum(part.nbytes for part in parts))
+    return f"  {name}", "", "", size, device, storage, residency.replace("_", " "), ""
+
+
 def _bar(device: DeviceUse, plan: Plan) -> str:
     """One line: what of a device's budget is used, reserved and free."""
     width = max(len(other.id) for other in plan.devices)
@@ -103,7 +135,7 @@ def _bar(device: DeviceUse, plan: Plan) -> str:
     bar = _USED * used + _RESERVED * reserved + _FREE * (_BAR_WIDTH - used - reserved)
     parts = [f"{format_bytes(device.used_bytes)} weights"]
     if device.id == DISK:
-        parts.append("in the files they came in")
+        parts.append(f"in the {device.description}")
     if device.reserved_bytes:
         parts.append(f"{format_bytes(device.reserved_bytes)} reserve")
     if device.id != DISK or device.free_bytes:
@@ -123,6 +155,18 @@ def _assignment_data(assignment: Assignment) -> dict[str, Any]:
         "storage_device": assignment.storage_device,
         "residency": assignment.residency.value,
         "reason": assignment.reason,
+        "parts": [_part_data(part) for part in assignment.parts],
+    }
+
+
+def _part_data(part: Part) -> dict[str, Any]:
+    return {
+        "path": part.path,
+        "bytes": part.nbytes,
+        "peak_bytes": part.peak_bytes,
+        "execution_device": part.execution_device,
+        "storage_device": part.storage_device,
+        "residency": part.residency.value,
     }
 
 

@@ -17,8 +17,11 @@ from dmconfig.document import Document, parse_document
 from dmconfig.errors import Code, DocumentError, Problem, ResolveError
 from dmconfig.paths import ROOT, ConfigPath, Location, render_path
 
-DOTTED_KEYS = frozenset({"device_map"})
-"""Mappings whose keys may hold dots (module paths): what follows their name in an override is one key."""
+DOTTED_KEYS = {"device_map": ("execution", "offload", "storage")}
+"""Mappings whose keys may hold dots (module paths), and the keys of their entries.
+
+What follows their name in an override is one key, but for a key of an entry at its end.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,8 @@ def _is_in(path: ConfigPath, parent: ConfigPath) -> bool:
 def _split(key: str) -> ConfigPath:
     first, _, rest = key.partition(".")
     if first in DOTTED_KEYS and rest:
-        return (first, rest)
+        entry, _, last = rest.rpartition(".")
+        return (first, entry, last) if entry and last in DOTTED_KEYS[first] else (first, rest)
     return tuple(key.split("."))
 
 

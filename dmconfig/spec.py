@@ -56,6 +56,15 @@ def _device(value: object) -> str:
         raise PydanticCustomError("bad_device", "{text}", {"text": str(error)}) from None
 
 
+def _devices(value: object) -> object:
+    """A list of the file as the tuple that is kept."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _device_or_list(value: object) -> str:
+    return "(list)" if isinstance(value, (list, tuple)) else "(device)"
+
+
 def _size(value: object) -> int:
     try:
         return parse_size(value)
@@ -88,6 +97,10 @@ def _form(value: object) -> str:
 
 
 Device = Annotated[str, BeforeValidator(_device, json_schema_input_type=str | int)]
+Devices = Annotated[tuple[Device, ...], BeforeValidator(_devices), Field(min_length=1)]
+Execution = Annotated[
+    Annotated[Device, Tag("(device)")] | Annotated[Devices, Tag("(list)")], Discriminator(_device_or_list)
+]
 Size = Annotated[int, BeforeValidator(_size, json_schema_input_type=str | int)]
 DeviceBudget = Annotated[
     Budget, BeforeValidator(_budget, json_schema_input_type=str | int), Field(description=BUDGET_FORMS)
@@ -160,20 +173,32 @@ class GroupOffloadSpec(Model):
 
 
 class PlacementSpec(Model):
-    """Where a component runs and how its weights get there, when one device does not say it all."""
+    """Where a component, or a part of one, runs and how its weights get there, when one device does not say it all."""
 
-    execution: Device = Field(description="The device on which the component runs.")
+    execution: Execution = Field(
+        description="The device on which the component runs, or a list of devices over which its blocks are spread, in "
+        "order. With offload: sequential, what does not fit these is brought layer by layer to the first."
+    )
     offload: Literal["none", "model", "sequential", "group"] = Field(
         "none",
         description="none: weights stay there; model: brought whole; sequential: layer by layer; group: in groups of "
-        "layers, as group_offload says.",
+        "layers, as group_offload says. Parts of a component stay, or are brought layer by layer.",
     )
-
     storage: Literal["cpu", "disk"] = Field(
         "cpu",
         description="Where offloaded weights rest. disk: in their own safetensors files, read when they are needed; "
-        "nothing is copied, and no host memory is planned for them.",
+        "nothing is copied, and no host memory is planned for them. Weights that are cast rest in offload_folder.",
     )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices it runs on; more than one only where it is spread."""
+        return (self.execution,) if isinstance(self.execution, str) else self.execution
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether its blocks are spread over a list of devices."""
+        return not isinstance(self.execution, str)
 
 
 DeviceMapEntry = Annotated[
@@ -195,8 +220,9 @@ class Spec(Model):
     )
     device_map: DeviceMap = Field(
         "balanced",
-        description="A strategy, one device, or a mapping from component to device; in a mapping, `default` names the "
-        "strategy or device of the components that are not named.",
+        description="A strategy, one device, or a mapping from component, or module path below one "
+        "(transformer.single_transformer_blocks), to device; in a mapping, `default` names the strategy or device of "
+        "what is not named.",
     )
     execution_device: Device | None = Field(
         None,
@@ -221,7 +247,10 @@ class Spec(Model):
         default_factory=GroupOffloadSpec, description="How group offload cuts components, where it is used."
     )
     offload_folder: str | None = Field(
-        None, description="Folder for weights that rest on disk and are in no file of their own; not supported yet."
+        None,
+        description="Folder for weights that rest on disk and are in no file as they are loaded, because they are "
+        "cast; what is written there is removed when the pipeline is unloaded. Relative to this file. Naming it lets "
+        "what low_memory offloads rest on disk when the cpu has no room.",
     )
     call: dict[str, Any] = Field(
         default_factory=dict,
@@ -229,10 +258,19 @@ class Spec(Model):
     )
 
     @property
+    def placements(self) -> Mapping[str, str | PlacementSpec]:
+        """The entries of the device map; none where it is one word."""
+        return self.device_map if isinstance(self.device_map, dict) else {}
+
+    def parts_of(self, component: str) -> tuple[str, ...]:
+        """Return the keys of the device map that name parts of a component."""
+        return tuple(key for key in self.placements if key.startswith(f"{component}."))
+
+    @property
     def may_rest_on_disk(self) -> bool:
-        """Whether the file allows offloaded weights to rest on disk: it gives a budget for it."""
+        """Whether the file allows offloaded weights to rest on disk: it gives a budget or a folder for it."""
         budget = self.max_memory.get(DISK)
-        return budget is not None and budget.amount > 0
+        return self.offload_folder is not None if budget is None else budget.amount > 0
 
 
 def validate_spec(resolved: Resolved) -> Spec:
@@ -412,6 +450,8 @@ def _not_one_of(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> P
 
 def _wrong_type(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> Problem:
     given, expected = detail["input"], _EXPECTED.get(detail["type"])
+    if detail["type"] == "too_short":
+        return resolved.problem(Code.BAD_VALUE, path, "the list is empty", fix="name at least one device")
     if expected is None:
         return resolved.problem(Code.BAD_VALUE, path, detail["msg"].replace("Input should be", "the value should be"))
     what = f"expected {expected}, found {_describe(given)}"

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -13,22 +14,25 @@ import pytest
 import yaml
 
 import dmconfig
-from dmconfig.schema import schema_text
+from dmconfig.schema import machine_schema_text, schema_text
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dmconfig"
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+MACHINES = sorted((ROOT / "examples" / "machines").glob("*.yaml"))
+PACKAGED_MACHINES = sorted((PACKAGE / "data" / "machines").glob("*.yaml"))
 SCHEMA = ROOT / "schemas" / "dmconfig-1.schema.json"
+MACHINE_SCHEMA = ROOT / "schemas" / "machine-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
     {"version", "paths", "units", "devices", "progress"},
-    {"errors", "hints"},
+    {"errors", "hints", "rates"},
     {"document", "weights", "facts", "virtual"},
-    {"resolve", "footprint"},
-    {"catalog", "spec", "inventory", "transfers"},
-    {"source", "schema"},
-    {"assembly"},
+    {"resolve", "footprint", "cards"},
+    {"catalog", "spec", "inventory", "transfers", "layout", "offload"},
+    {"source", "machine"},
+    {"assembly", "schema"},
     {"measure"},
     {"check"},
     {"plan"},
@@ -50,6 +54,7 @@ TORCH_ALLOWED = {
     "fetch",
     "output",
     "transfers",
+    "offload",
     "doctor",
     "condition",
 }
@@ -114,10 +119,20 @@ def test_heavy_libraries_are_imported_where_they_are_needed(file: Path) -> None:
         ["validate", *map(str, EXAMPLES)],
         ["plan", str(ROOT / "examples" / "digits.yaml")],
         ["plan", str(ROOT / "examples" / "flux-24gib.yaml"), "--gpus", "24GiB", "--ram", "64GiB"],
+        ["plan", str(ROOT / "examples" / "flux-24gib.yaml"), "--machine", "rtx-4090"],
+        ["machine"],
         ["schema"],
         ["--version"],
     ],
-    ids=["validate", "plan weights on disk", "plan from the catalogue", "schema", "version"],
+    ids=[
+        "validate",
+        "plan weights on disk",
+        "plan from the catalogue",
+        "plan for a machine",
+        "machine",
+        "schema",
+        "version",
+    ],
 )
 def test_commands_that_only_look_load_no_torch(arguments: list[str]) -> None:
     """Checking and planning import none of the heavy libraries, in a process of their own."""
@@ -142,8 +157,8 @@ def test_importing_the_package_loads_no_torch() -> None:
 def test_public_names_are_these() -> None:
     """What the package exports is decided here, and every name is there."""
     assert dmconfig.__all__ == [
-        "DMConfigError", "__version__", "derive", "load_from_yaml", "loaded", "plan_from_yaml", "report", "swap",
-        "unload",
+        "DMConfigError", "__version__", "derive", "execution_device_of", "load_from_yaml", "loaded", "plan_from_yaml",
+        "report", "swap", "unload",
     ]  # fmt: skip
     assert all(getattr(dmconfig, name) for name in dmconfig.__all__)
     with pytest.raises(AttributeError):
@@ -153,6 +168,28 @@ def test_public_names_are_these() -> None:
 def test_the_published_schema_is_the_models() -> None:
     """``make schema`` has been run after the last change of the models."""
     assert SCHEMA.read_text(encoding="utf-8") == schema_text()
+
+
+def test_the_published_schema_of_machines_is_the_models() -> None:
+    """``dmconfig machine --schema`` has been written to its file after the last change of the models."""
+    assert MACHINE_SCHEMA.read_text(encoding="utf-8") == machine_schema_text()
+    jsonschema.Draft202012Validator.check_schema(json.loads(machine_schema_text()))
+
+
+@pytest.mark.parametrize("file", MACHINES + PACKAGED_MACHINES, ids=lambda file: file.name)
+def test_machines_match_the_schema(file: Path) -> None:
+    """An independent validator accepts each machine file of ours; those of the examples name the schema for editors."""
+    text = file.read_text(encoding="utf-8")
+    jsonschema.validate(yaml.safe_load(text), json.loads(machine_schema_text()))
+    head = "# yaml-language-server: $schema=../../schemas/machine-1.schema.json\n"
+    assert text.startswith(head) or file in PACKAGED_MACHINES
+
+
+def test_data_files_are_installed() -> None:
+    """Every data file of the package is one that the build is told of."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["dmconfig"]
+    installed = {file for pattern in told for file in PACKAGE.glob(pattern)}
+    assert {file for file in (PACKAGE / "data").rglob("*") if file.is_file()} <= installed
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 
 from dmconfig.devices import DISK
 from dmconfig.errors import Code, Problem
-from dmconfig.plan import Assignment, Plan, Residency
+from dmconfig.layout import nearest_ancestor
+from dmconfig.plan import Assignment, Part, Plan, Residency
 
 _MAPS = Path("/proc/self/maps")
 
@@ -23,14 +24,8 @@ def audit(pipe: Any, plan: Plan) -> Iterator[Problem]:
     """
     for assignment in plan.assignments:
         module = getattr(pipe, assignment.component)
-        found = {_place(tensor, owned=_is_owned(part)) for part in module.modules() for tensor in _direct(part)}
-        wrong = sorted(found - _right_places(assignment))
-        if wrong:
-            what = f"{assignment.component} was planned on {assignment.storage_device} and is on {', '.join(wrong)}"
-            yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
-        if assignment.storage_device == DISK and (count := _in_memory(module)):
-            what = f"{assignment.component} was planned to rest in its files; {count} of its tensors are in memory"
-            yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
+        for each in assignment.parts or (assignment,):
+            yield from _misplaced(assignment, each, modules_of(module, assignment, each))
         tensors = [tensor for tensor in module.parameters() if tensor.is_floating_point()]
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
         if other := sorted(dtypes - {assignment.dtype, "float32"}):
@@ -38,7 +33,29 @@ def audit(pipe: Any, plan: Plan) -> Iterator[Problem]:
             yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("components", assignment.component))
 
 
-def _right_places(assignment: Assignment) -> set[str]:
+def modules_of(root: torch.nn.Module, assignment: Assignment, each: Assignment | Part) -> list[torch.nn.Module]:
+    """Return the modules of a component whose own tensors are where ``each``, itself or a part of it, is."""
+    if isinstance(each, Assignment):
+        return [*root.modules()]
+    paths = {part.path: part for part in assignment.parts}
+    return [module for path, module in root.named_modules() if nearest_ancestor(path, paths) == each.path]
+
+
+def _misplaced(
+    assignment: Assignment, each: Assignment | Part, modules: Sequence[torch.nn.Module]
+) -> Iterator[Problem]:
+    name = f"{assignment.component}.{each.path}" if isinstance(each, Part) and each.path else assignment.component
+    found = {_place(tensor, owned=_is_owned(module)) for module in modules for tensor in tensors_of(module)}
+    wrong = sorted(found - _right_places(each))
+    if wrong:
+        what = f"{name} was planned on {each.storage_device} and is on {', '.join(wrong)}"
+        yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
+    if each.storage_device == DISK and (count := _in_memory(modules)):
+        what = f"{name} was planned to rest in files; {count} of its tensors are in memory"
+        yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
+
+
+def _right_places(assignment: Assignment | Part) -> set[str]:
     if assignment.residency is Residency.PER_LEAF:
         # buffers stay on the device, and what the component itself owns rests on the cpu: see PerLeaf
         return {"a hook", assignment.execution_device, _host(assignment.storage_device)}
@@ -56,13 +73,23 @@ def _place(tensor: torch.Tensor, *, owned: bool) -> str:
     return str(tensor.device)
 
 
-def _in_memory(module: torch.nn.Module) -> int:
+def _in_memory(modules: Sequence[torch.nn.Module]) -> int:
     """How many parameters are in memory of their own, not mapped from a file; 0 where the system does not tell."""
     if not _MAPS.exists():
         return 0
     ranges = _mapped_files()
-    addresses = (tensor.data_ptr() for tensor in module.parameters() if tensor.device.type == "cpu")
+    addresses = {tensor.data_ptr() for module in modules for tensor in _resting(module) if tensor.numel()}
     return sum(not any(start <= address < end for start, end in ranges) for address in addresses)
+
+
+def _resting(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """A module's own parameters on the cpu; where a hook holds them back, those the hook has."""
+    weights = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
+    for name, tensor in module.named_parameters(recurse=False):
+        if tensor.device.type == "cpu":
+            yield tensor
+        elif tensor.device.type == "meta" and weights is not None:
+            yield weights[name]
 
 
 def _mapped_files() -> list[tuple[int, int]]:
@@ -76,6 +103,7 @@ def _is_owned(module: torch.nn.Module) -> bool:
     return hasattr(module, "_hf_hook")
 
 
-def _direct(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters and buffers that a module holds itself."""
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)

@@ -82,6 +82,7 @@ class Carrier:
                 return self._carry_home(method(*args, **kwargs))
             finally:
                 self._inside = None
+                self.weights.leave()
 
         vars(self.module)[name] = entered
 
@@ -97,6 +98,7 @@ class Carrier:
         if self._inside is not submodule:
             return None
         self._inside = None
+        self.weights.leave()
         return self._carry_home(output)
 
     def _carry_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from dmconfig.devices import CPU, DISK
+from dmconfig.dispatch.audit import modules_of, tensors_of
 from dmconfig.dispatch.placement import Placement, placement_of
 from dmconfig.errors import Code, DispatchError, Problem
 from dmconfig.facts import class_facts, fits, pipeline_facts
-from dmconfig.plan import Assignment, Residency
+from dmconfig.plan import Assignment, Part, Residency
 from dmconfig.units import format_bytes
 
 
@@ -56,6 +57,22 @@ def swap(pipe: Any, name: str, component: Any) -> None:
             setattr(each, name, component)
 
 
+def execution_device_of(pipe: Any, component: str) -> torch.device:
+    """Return the device on which a component of a placed pipeline runs: where to send what one calls it with by hand.
+
+    Its parameters do not tell: they may rest elsewhere, or on meta. Of a component in parts, it is where it is entered.
+
+    Raises: DispatchError: the pipeline is not placed, or has no such component with weights.
+    """
+    placement = placement_of(pipe)
+    if placement is None:
+        raise _refused(f"{type(pipe).__name__} is not placed by dmconfig", "load it with load_from_yaml")
+    if component not in placement.components:
+        known = ", ".join(placement.components)
+        raise _refused(f"{type(pipe).__name__} has no component {component!r} with weights", f"it has: {known}")
+    return torch.device(placement.components[component].assignment.execution_device)
+
+
 def derive(pipe: Any, cls: type, **components: Any) -> Any:
     """Return a pipeline of another class on the components of a placed one: nothing is copied, cast or moved.
 
@@ -92,20 +109,45 @@ def _check_class(pipe: Any, name: str, component: Any) -> None:
 
 
 def _assignment_for(module: torch.nn.Module, old: Assignment) -> Assignment:
+    """The old one's place for a new module: same devices, same residency, same parts.
+
+    Raises: DispatchError: the module has not the parts that the old one is in.
+    """
     tensors = [*module.parameters(), *module.buffers()]
-    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    nbytes = _bytes_of(tensors)
     floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     dtype = str(max(set(floating), key=floating.count)).removeprefix("torch.") if floating else old.dtype
-    in_parts = old.residency in (Residency.PER_LEAF, Residency.PER_GROUP)
+    parts = tuple(_part_for(module, old, part) for part in old.parts)
+    own = parts[0].peak_bytes if parts else nbytes
+    in_turns = old.residency in (Residency.PER_LEAF, Residency.PER_GROUP)
     return replace(
         old,
         class_name=type(module).__name__,
         dtype=dtype,
         nbytes=nbytes,
-        peak_bytes=min(old.peak_bytes, nbytes) if in_parts else nbytes,
+        peak_bytes=min(old.peak_bytes, nbytes) if in_turns else own,
         storage_device=CPU if old.storage_device == DISK else old.storage_device,  # it came in no file
         reason="swapped in",
+        parts=parts,
+        is_written=False,
     )
+
+
+def _part_for(module: torch.nn.Module, old: Assignment, part: Part) -> Part:
+    if part.path not in dict(module.named_modules()):
+        what = f"{type(module).__name__} has no module {part.path!r}, which is placed by itself"
+        raise _refused(what, "plan again with the new component in the file")
+    nbytes = _bytes_of(tensor for each in modules_of(module, old, part) for tensor in tensors_of(each))
+    return replace(
+        part,
+        nbytes=nbytes,
+        peak_bytes=nbytes if part.residency is Residency.ALWAYS else min(part.peak_bytes, nbytes),
+        storage_device=CPU if part.storage_device == DISK else part.storage_device,
+    )
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _check_room(placement: Placement, new: Assignment) -> None:
@@ -115,11 +157,10 @@ def _check_room(placement: Placement, new: Assignment) -> None:
     """
     others = [each for each in placement.plan.assignments if each.component != new.component]
     for device in placement.plan.devices:
-        if device.id not in (new.execution_device, new.storage_device):
-            continue
+        here = any(device.id in (each.execution_device, each.storage_device) for each in new.parts or (new,))
         need = _need((*others, new), device.id, placement.in_turn)
         offer = device.budget_bytes - device.reserved_bytes
-        if need > offer:
+        if here and need > offer:
             what = (
                 f"with the new {new.component}, {device.id} needs {format_bytes(need)}; it offers {format_bytes(offer)}"
             )
@@ -129,13 +170,14 @@ def _check_room(placement: Placement, new: Assignment) -> None:
 def _need(assignments: Iterable[Assignment], device: str, in_turn: Collection[str]) -> int:
     """The most that weights take of a device: those that stay, and the largest of those that take turns."""
     stay, turns = 0, [0]
-    for each in assignments:
-        if each.storage_device == device:
-            stay += each.nbytes
-        elif each.execution_device == device and each.component in in_turn:
-            turns.append(each.peak_bytes)
-        elif each.execution_device == device:
-            stay += each.peak_bytes
+    for assignment in assignments:
+        for each in assignment.parts or (assignment,):
+            if each.storage_device == device:
+                stay += each.nbytes
+            elif each.execution_device == device and assignment.component in in_turn:
+                turns.append(each.peak_bytes)
+            elif each.execution_device == device:
+                stay += each.peak_bytes
     return stay + max(turns)
 
 

@@ -8,33 +8,87 @@ is handed on as it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+Move = Callable[[torch.Tensor, torch.device], torch.Tensor]
 _MAX_DEPTH = 8
 
 
-def to_device(value: Any, device: torch.device, *, skip: frozenset[str] = frozenset(), depth: int = 0) -> Any:
+def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the tensor on device, itself where it is there."""
+    return tensor if tensor.device == device else tensor.to(device)
+
+
+def to_device(
+    value: Any, device: torch.device, *, skip: frozenset[str] = frozenset(), move: Move = copy_to, depth: int = 0
+) -> Any:
     """Return value with its tensors on device; parts without tensors elsewhere are the same objects as before.
 
     Looks into tuples, lists, mappings (also the libraries' output classes) and plain objects that hold tensors, such
-    as a latent distribution. Mapping keys in ``skip`` are left alone.
+    as a latent distribution. Mapping keys in ``skip`` are left alone. ``move`` moves one tensor.
     """
     if isinstance(value, torch.Tensor):
-        return value if value.device == device else value.to(device)
+        return move(value, device)
     if depth > _MAX_DEPTH or value is None or isinstance(value, (str, bytes, int, float, torch.nn.Module)):
         return value
     if isinstance(value, Mapping):
-        return _mapping(value, device, skip, depth)
+        return _mapping(value, device, skip, move, depth)
     if isinstance(value, (list, tuple)):
-        return _sequence(value, device, depth)
-    return _holder(value, device, depth)
+        return _sequence(value, device, move, depth)
+    return _holder(value, device, move, depth)
 
 
-def _mapping(value: Mapping[Any, Any], device: torch.device, skip: frozenset[str], depth: int) -> Any:
-    moved = {key: item if key in skip else to_device(item, device, depth=depth + 1) for key, item in value.items()}
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A copy, with how often it and what it was made of had been written to."""
+
+    tensor: torch.Tensor
+    version: int
+    source_version: int
+
+
+class Copies:
+    """A ``Move`` that copies a tensor once where it is taken to a device again and again, as a time embedding is.
+
+    A copy is kept as long as what it was made of lives, and is made anew when either has been written to since.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, torch.device], _Copy] = {}
+
+    def __call__(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return the tensor on device, a copy of before where there is one."""
+        if tensor.device == device:
+            return tensor
+        key, source_version = (id(tensor), device), version_of(tensor)
+        made = self._made.get(key)
+        if made is not None and (made.version, made.source_version) == (version_of(made.tensor), source_version):
+            return made.tensor
+        copied = tensor.to(device)
+        if source_version >= 0:  # else nobody would tell us that it has been written to
+            self._made[key] = _Copy(copied, version_of(copied), source_version)
+            weakref.finalize(tensor, self._made.pop, key, None).atexit = False
+        return copied
+
+    def clear(self) -> None:
+        """Let go of every copy."""
+        self._made.clear()
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor has been written to; -1 for one made under inference_mode, which is not told."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _mapping(value: Mapping[Any, Any], device: torch.device, skip: frozenset[str], move: Move, depth: int) -> Any:
+    moved = {
+        key: item if key in skip else to_device(item, device, move=move, depth=depth + 1) for key, item in value.items()
+    }
     if all(moved[key] is value[key] for key in moved):
         return value
     result: Any = copy.copy(value)
@@ -44,8 +98,8 @@ def _mapping(value: Mapping[Any, Any], device: torch.device, skip: frozenset[str
     return result
 
 
-def _sequence(value: list[Any] | tuple[Any, ...], device: torch.device, depth: int) -> Any:
-    moved = [to_device(item, device, depth=depth + 1) for item in value]
+def _sequence(value: list[Any] | tuple[Any, ...], device: torch.device, move: Move, depth: int) -> Any:
+    moved = [to_device(item, device, move=move, depth=depth + 1) for item in value]
     if all(new is old for new, old in zip(moved, value, strict=True)):
         return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -53,12 +107,12 @@ def _sequence(value: list[Any] | tuple[Any, ...], device: torch.device, depth: i
     return type(value)(moved)
 
 
-def _holder(value: Any, device: torch.device, depth: int) -> Any:
+def _holder(value: Any, device: torch.device, move: Move, depth: int) -> Any:
     """An object whose attributes are tensors: a distribution or an output class that is no mapping."""
     attributes = getattr(value, "__dict__", None)
     if not attributes or not any(isinstance(item, torch.Tensor) for item in attributes.values()):
         return value
-    moved = {name: to_device(item, device, depth=depth + 1) for name, item in attributes.items()}
+    moved = {name: to_device(item, device, move=move, depth=depth + 1) for name, item in attributes.items()}
     if all(moved[name] is attributes[name] for name in moved):
         return value
     result = copy.copy(value)

@@ -12,8 +12,10 @@ import torch
 from dmconfig.dispatch.audit import audit
 from dmconfig.dispatch.carrier import Carrier
 from dmconfig.dispatch.placed import placed_class
+from dmconfig.dispatch.split import Split
 from dmconfig.dispatch.weights import Brought, Grouped, PerLeaf, Resident, Turns, Weights
 from dmconfig.errors import Code, DispatchError, Problem
+from dmconfig.offload import OffloadFolder
 from dmconfig.plan import Assignment, Plan, Residency
 from dmconfig.progress import NoProgress, Progress
 
@@ -47,7 +49,8 @@ class Placement:
     """The one owner of where a pipeline lives, and of undoing it.
 
     ``home`` is the pipeline's execution device; ``pipes`` are the pipelines that share the components, the placed one
-    first; ``asked`` is what the file says of places and dtypes. Everything here leaves the placement as it was when
+    first; ``asked`` is what the file says of places and dtypes; ``files`` holds weights that were cast and rest on
+    disk, and goes with the placement. Everything here leaves the placement as it was when
     it fails.
     """
 
@@ -56,6 +59,7 @@ class Placement:
     ) -> None:
         self.plan, self.call, self.in_turn, self.group_options = plan, call, in_turn, group_options
         self.asked: Mapping[str, Any] = {}
+        self.files: OffloadFolder | None = None
         self.home = torch.device(plan.execution_device)
         self.pipes: list[Any] = []
         self.components: dict[str, PlacedComponent] = {}
@@ -98,6 +102,8 @@ class Placement:
         for placed in self.components.values():
             placed.detach()
             placed.module.to("cpu")
+            if self.files is not None and placed.assignment.is_written:
+                self.files.bring_back(placed.module.parameters())
         self._forget()
 
     def discard(self) -> None:
@@ -158,9 +164,13 @@ class Placement:
                 return Grouped(module, device, self.group_options)
             case Residency.PER_LEAF:
                 return PerLeaf(module, device, _skip_keys(module))
+            case Residency.SPLIT:
+                return Split(module, assignment.parts, _skip_keys(module))
 
     def _forget(self) -> None:
         self.components.clear()
+        if self.files is not None:
+            self.files.close()
         for pipe in self.pipes:
             pipe._placement = None
             pipe.hf_device_map = None
@@ -175,6 +185,7 @@ def dispatch(
     in_turn: tuple[str, ...] = (),
     group_options: Mapping[str, Any] = DEFAULT_GROUPS,
     asked: Mapping[str, Any] | None = None,
+    files: OffloadFolder | None = None,
     progress: Progress | None = None,
 ) -> Any:
     """Place a built pipeline by a plan and return it; it answers for itself from then on.
@@ -189,6 +200,7 @@ def dispatch(
         in_turn: the components that use an accelerator one after the other; empty: all of them.
         group_options: of diffusers' ``apply_group_offloading``, for components brought in groups.
         asked: what the file says of places and dtypes, for reports.
+        files: where weights are that were cast and rest on disk; closed with the placement.
         progress: told which component is being placed.
 
     Raises: DispatchError: a component could not be placed, or is not where the plan says. Nothing stays half placed.
@@ -199,7 +211,7 @@ def dispatch(
         former.release()
     in_turn = in_turn or tuple(plan.device_map)
     placement = Placement(plan, call=call or {}, in_turn=in_turn, group_options=group_options)
-    placement.asked = asked or {}
+    placement.asked, placement.files = asked or {}, files
     track = (progress or NoProgress()).track
     try:
         for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):

@@ -1,7 +1,8 @@
 """How a component's weights come to the device it runs on, one class per residency.
 
-Each has ``attach`` (called once, weights on the cpu), ``bring`` (before a call from outside), ``rest`` (after the
-pipeline's call) and ``detach`` (weights back on the cpu, no hook left).
+Each has ``attach`` (called once, weights on the cpu), ``bring`` (before a call from outside), ``leave`` (after it),
+``rest`` (after the pipeline's call) and ``detach`` (weights back on the cpu, no hook left). Components in parts are
+in ``split``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from accelerate.hooks import attach_align_device_hook, remove_hook_from_module
 from diffusers.hooks import HookRegistry, apply_group_offloading
+
+from dmconfig.dispatch.moving import version_of
 
 CPU = torch.device("cpu")
 _GROUP_HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_offloading")
@@ -27,6 +30,9 @@ class Weights(Protocol):
 
     def bring(self) -> None:
         """Have them on the execution device when the component runs."""
+
+    def leave(self) -> None:
+        """Take note that a call from outside is done, also one that raised; never called without ``bring``."""
 
     def rest(self) -> None:
         """Put them where they rest, after the pipeline's call."""
@@ -47,6 +53,9 @@ class Resident:
 
     def bring(self) -> None:
         """Nothing to do: they are there."""
+
+    def leave(self) -> None:
+        """Nothing to do: they stay."""
 
     def rest(self) -> None:
         """Nothing to do: they stay."""
@@ -93,8 +102,11 @@ class Brought:
             self.turns.take(self)
         resting = [(slot, slot.tensor, slot.tensor.data) for slot in _slots(self.module)]
         self.module.to(self.device)
-        self._home = [_Home(slot, tensor, data, _version(slot.tensor)) for slot, tensor, data in resting]
+        self._home = [_Home(slot, tensor, data, version_of(slot.tensor)) for slot, tensor, data in resting]
         self._there = True
+
+    def leave(self) -> None:
+        """Nothing to do: they stay until another takes its turn, or the pipeline's call ends."""
 
     def rest(self) -> None:
         """Put the weights back where they rested."""
@@ -143,18 +155,13 @@ class _Home:
             copy is None
             or copy.dtype != self.data.dtype
             or copy.shape != self.data.shape
-            or _version(copy) != self.version
+            or version_of(copy) != self.version
         ):
             return
         if isinstance(copy, torch.nn.Parameter):
             copy.data = self.data  # a parameter keeps its identity on every move
         else:
             self.slot.tensors[self.slot.name] = self.tensor  # a buffer is another tensor after each
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor has been written to; -1 for one made under inference_mode, which is not told."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _slots(module: torch.nn.Module) -> list[_Slot]:
@@ -183,6 +190,9 @@ class Grouped:
 
     def bring(self) -> None:
         """Nothing to do: the hooks bring each group."""
+
+    def leave(self) -> None:
+        """Nothing to do: the hooks send each group home."""
 
     def rest(self) -> None:
         """Nothing to do: the hooks send each group home."""
@@ -228,22 +238,30 @@ class PerLeaf:
         """Move what the component itself owns to the device; the hooks bring each layer."""
         self._move_own(self.device)
 
+    def leave(self) -> None:
+        """Nothing to do: the hooks have sent each layer home."""
+
     def rest(self) -> None:
         """Move what the component itself owns back; the hooks have sent each layer home."""
         self._move_own(CPU)
 
     def detach(self) -> None:
-        """Take the hooks off, which puts the weights back.
-
-        accelerate leaves each module its own ``forward`` as an instance attribute; that goes too.
-        """
-        remove_hook_from_module(self.module, recurse=True)
-        for part in self.module.modules():
-            if getattr(vars(part).get("forward"), "__func__", None) is type(part).forward:
-                del part.forward
+        """Take the hooks off, which puts the weights back."""
+        remove_align_hooks(self.module)
         self.module.to(CPU)
 
     def _move_own(self, device: torch.device) -> None:
         for tensor in (*self.module.parameters(recurse=False), *self.module.buffers(recurse=False)):
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)
+
+
+def remove_align_hooks(module: torch.nn.Module) -> None:
+    """Take accelerate's hooks off a module and all below it.
+
+    accelerate leaves each module its own ``forward`` as an instance attribute; that goes too.
+    """
+    remove_hook_from_module(module, recurse=True)
+    for part in module.modules():
+        if getattr(vars(part).get("forward"), "__func__", None) is type(part).forward:
+            del part.forward

@@ -6,6 +6,7 @@
 
 from dmconfig.plan.model import Assignment as Assignment
 from dmconfig.plan.model import DeviceUse as DeviceUse
+from dmconfig.plan.model import Part as Part
 from dmconfig.plan.model import Plan as Plan
 from dmconfig.plan.model import Residency as Residency
 from dmconfig.plan.planner import make_plan as make_plan

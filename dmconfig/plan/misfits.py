@@ -10,7 +10,7 @@ from dmconfig.inventory import Device
 from dmconfig.paths import ConfigPath
 from dmconfig.plan.placement import best_choice, uses_of
 from dmconfig.plan.requests import Place
-from dmconfig.plan.task import UNLIMITED, Task
+from dmconfig.plan.task import UNLIMITED, Solution, Task
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT_RESERVE, PlacementSpec
 from dmconfig.units import GIB, MIB, format_bytes
@@ -28,6 +28,10 @@ def misfits(resolved: Resolved, task: Task) -> Iterator[Problem]:
         what = f"the reserve of {format_bytes(task.spec.reserve)} leaves no room; {_offers(task.usable, task)}"
         yield resolved.problem(Code.DOES_NOT_FIT, ("reserve",), what, fix=fix)
         return
+    beside = best_choice(task.requests, task.loads, task.limits)
+    if beside is not None:  # all others have a place
+        yield _too_large_to_spread(resolved, task, *task.spread_over(beside), fix)
+        return
     pinned = [*_overfull(resolved, task, fix)]
     yield from pinned
     alone = [] if pinned else [name for name in task.requests if not _fits_alone(name, task)]
@@ -36,6 +40,15 @@ def misfits(resolved: Resolved, task: Task) -> Iterator[Problem]:
         yield resolved.problem(Code.DOES_NOT_FIT, _path_of(name, task), what, fix=fix)
     if not pinned and not alone:
         yield _together(resolved, task, fix)
+
+
+def _too_large_to_spread(resolved: Resolved, task: Task, solution: Solution, name: str | None, fix: str) -> Problem:
+    assert name is not None  # noqa: S101 - a task whose components all have a place is no misfit
+    rooms = task.rooms(solution, task.spread_components[name])
+    offers = ", ".join(f"{room.device} {format_bytes(room.nbytes)}" for room in rooms)
+    need = format_bytes(task.footprints[name].nbytes)
+    what = f"{name} needs {need}; beside the others and the reserve there is room on {offers}"
+    return resolved.problem(Code.DOES_NOT_FIT, ("device_map", name), what, fix=fix)
 
 
 def _overfull(resolved: Resolved, task: Task, fix: str) -> Iterator[Problem]:
@@ -124,6 +137,7 @@ def _variations(task: Task) -> Iterator[tuple[str, Task]]:
             break
     if task.spec.max_memory:
         yield "remove max_memory", task.variation(max_memory={})
+    yield from _streamed(task)
     yield from _other_pins(task)
     balanced = task.variation(device_map="balanced")
     if task.spec.device_map != "balanced":
@@ -137,13 +151,22 @@ def _variations(task: Task) -> Iterator[tuple[str, Task]]:
             yield text, task.variation(device_map="balanced", low_memory=word)
 
 
+def _streamed(task: Task) -> Iterator[tuple[str, Task]]:
+    """What is spread, with the blocks that do not fit brought layer by layer."""
+    for name, entry in task.spread_components.items():
+        if entry.offload == "none":
+            streamed = entry.model_copy(update={"offload": "sequential"})
+            varied = task.variation(device_map={**task.spec.placements, name: streamed})
+            yield f"add offload: sequential to device_map.{name}", varied
+
+
 def _other_pins(task: Task) -> Iterator[tuple[str, Task]]:
     """One pinned component on another accelerator."""
     device_map = task.spec.device_map
     if not isinstance(device_map, dict):
         return
     for name, entry in device_map.items():
-        here = entry.execution if isinstance(entry, PlacementSpec) else entry
-        for device in task.usable if name in task.requests and here != CPU else ():
-            if device != here:
+        here = entry.devices if isinstance(entry, PlacementSpec) else (entry,)
+        for device in task.usable if name in task.requests and CPU not in here else ():
+            if device not in here:
                 yield f"place {name} on {device}", task.variation(device_map={**device_map, name: device})

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dmconfig.devices import DISK
 from dmconfig.footprint import MeasuredFrom
 
 
@@ -19,6 +20,23 @@ class Residency(StrEnum):
     """They rest on the cpu and are brought in groups of layers (``group_offload``)."""
     PER_LEAF = "per_leaf"
     """They rest on the cpu and are brought one layer at a time (``sequential_cpu_offload``)."""
+    SPLIT = "split"
+    """Its parts are in places of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The place of one part of a split component: a module path within it, or "" for all that no other part names.
+
+    ``nbytes`` and ``peak_bytes`` are those of an ``Assignment``. Residency is ALWAYS or PER_LEAF.
+    """
+
+    path: str
+    nbytes: int
+    peak_bytes: int
+    execution_device: str
+    storage_device: str
+    residency: Residency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +44,9 @@ class Assignment:
     """One component's place: where it runs, where its weights rest, and why. ``nbytes`` are its weights at ``dtype``.
 
     ``peak_bytes`` is what of it is on the execution device at once; less than ``nbytes`` only per leaf or group.
+    ``parts`` are those of a component that is split, the one with the empty path first: its devices are the
+    component's own, and its bytes are in ``peak_bytes``. ``is_written``: what of it rests on disk is cast when it is
+    loaded, so it is written to the offload folder.
     """
 
     component: str
@@ -38,6 +59,18 @@ class Assignment:
     storage_device: str
     residency: Residency
     reason: str
+    parts: tuple[Part, ...] = ()
+    is_written: bool = False
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """How many bytes of it rest on disk."""
+        return sum(each.nbytes for each in self.parts or (self,) if each.storage_device == DISK)
+
+    @property
+    def execution_devices(self) -> tuple[str, ...]:
+        """The devices it runs on, its own first."""
+        return tuple(dict.fromkeys((self.execution_device, *(part.execution_device for part in self.parts))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,5 +110,11 @@ class Plan:
 
     @property
     def device_map(self) -> Mapping[str, str]:
-        """Component -> the device its weights rest on: the form of diffusers' ``hf_device_map``."""
-        return {assignment.component: assignment.storage_device for assignment in self.assignments}
+        """Component, or path of a part below one -> the device its weights rest on, as in ``hf_device_map``."""
+        rests: dict[str, str] = {}
+        for assignment in self.assignments:
+            rests[assignment.component] = assignment.storage_device
+            rests |= {
+                f"{assignment.component}.{part.path}": part.storage_device for part in assignment.parts if part.path
+            }
+        return rests

@@ -57,24 +57,51 @@ def requests_of(spec: Spec, components: tuple[str, ...], usable: tuple[str, ...]
     with a low_memory word means: weights rest on the cpu, the component runs on that device (``cpu`` then stands for
     the first accelerator, as in diffusers, where one loads on the cpu and turns offloading on).
     """
-    low_memory = _LOW_MEMORY[spec.low_memory]
     if not isinstance(spec.device_map, dict):
-        shared = _shared(spec.device_map, low_memory, spec, usable, "device_map")
+        shared = _shared(spec.device_map, _LOW_MEMORY[spec.low_memory], spec, usable, "device_map")
         return dict.fromkeys(components, shared)
-    named: Mapping[str, str | PlacementSpec] = spec.device_map
     result: dict[str, Request] = {}
     for name in components:
-        match named.get(name):
-            case None:
-                word = named["default"]
-                assert isinstance(word, str)  # noqa: S101 - check refuses anything else
-                result[name] = _shared(word, low_memory, spec, usable, "device_map.default")
-            case str() as device:
-                result[name] = Request((Place(device),), f"device_map.{name}: {device}")
-            case placement:
-                place = Place(placement.execution, _OFFLOAD[placement.offload], placement.storage)
-                result[name] = Request((place,), f"device_map.{name}")
+        parts = spec.parts_of(name)
+        for key in (name, *parts):
+            entry = spec.placements.get(key)
+            if entry is None:
+                result[key] = _default(spec, usable, in_parts=bool(parts))
+            elif isinstance(entry, str) or not entry.is_spread:
+                result[key] = _pin(key, entry)
     return result
+
+
+def spread_components(spec: Spec, components: tuple[str, ...]) -> Mapping[str, PlacementSpec]:
+    """Return the entries of the components that are spread over a list of devices; they take what others leave."""
+    entries = {name: spec.placements.get(name) for name in components}
+    return {name: entry for name, entry in entries.items() if isinstance(entry, PlacementSpec) and entry.is_spread}
+
+
+def brought_place(entry: PlacementSpec) -> Place | None:
+    """Return the place of what does not fit the devices over which a component is spread, where the file allows one."""
+    return None if entry.offload == "none" else Place(entry.devices[0], _OFFLOAD[entry.offload], entry.storage)
+
+
+def _pin(name: str, entry: str | PlacementSpec) -> Request:
+    if isinstance(entry, str):
+        return Request((Place(entry),), f"device_map.{name}: {entry}")
+    place = Place(entry.devices[0], _OFFLOAD[entry.offload], entry.storage)
+    return Request((place,), f"device_map.{name}")
+
+
+def _default(spec: Spec, usable: tuple[str, ...], *, in_parts: bool) -> Request:
+    """The request of a component that the map does not name, or of the rest of one of which it names parts.
+
+    Beside parts that stay, the rest is not brought whole or in groups.
+    """
+    word = spec.placements["default"]
+    assert isinstance(word, str)  # noqa: S101 - check refuses anything else
+    request = _shared(word, _LOW_MEMORY[spec.low_memory], spec, usable, "device_map.default")
+    if not in_parts:
+        return request
+    places = (place for place in request.places if place.residency in (Residency.ALWAYS, Residency.PER_LEAF))
+    return Request(tuple(places), request.origin)
 
 
 def _shared(word: str, low_memory: Residency, spec: Spec, usable: tuple[str, ...], origin: str) -> Request:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dmconfig.assembly import Assembly
 from dmconfig.devices import DISK, is_accelerator
 from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
-from dmconfig.plan.placement import Found, Limits, Load, best_choice
-from dmconfig.plan.requests import Request, requests_of
-from dmconfig.spec import GroupOffloadSpec, Spec
+from dmconfig.layout import Layout
+from dmconfig.plan.placement import Found, Limits, Load, best_choice, uses_of
+from dmconfig.plan.requests import Place, Request, brought_place, requests_of, spread_components
+from dmconfig.plan.split import Room, part_loads, part_name, spread
+from dmconfig.spec import GroupOffloadSpec, PlacementSpec, Spec
 
 UNLIMITED = 1 << 60
 """Bytes of disk when the file sets no limit: weights rest in the files they came in, so nothing is written."""
@@ -19,12 +21,18 @@ UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Spec, assembly, footprints and machine, and what follows from them."""
+    """Spec, assembly, footprints and machine, and what follows from them. ``layouts`` are those of split components."""
 
     spec: Spec
     assembly: Assembly
     footprints: Mapping[str, Footprint]
     inventory: Inventory
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The components that have weights."""
+        return tuple(part.name for part in self.assembly.modules)
 
     @property
     def limits(self) -> Limits:
@@ -42,31 +50,83 @@ class Task:
 
     @property
     def requests(self) -> Mapping[str, Request]:
-        """What the file asks for each component."""
-        requests = requests_of(self.spec, tuple(part.name for part in self.assembly.modules), self.usable)
+        """What the file asks for each component, and for each part it names; not for those that are spread."""
+        requests = requests_of(self.spec, self.names, self.usable)
+        if self.spec.offload_folder is not None:
+            return requests
         return {name: _in_files(request, self.footprints.get(name)) for name, request in requests.items()}
 
     @property
+    def spread_components(self) -> Mapping[str, PlacementSpec]:
+        """The components that are spread over a list of devices."""
+        return spread_components(self.spec, self.names)
+
+    @property
     def loads(self) -> Mapping[str, Load]:
-        """What each component weighs, and whether it gives way to others."""
-        in_turn = self.assembly.in_turn
-        return {
-            name: Load(
+        """What each component weighs, and each part that the file names, and whether it gives way to others."""
+        loads: dict[str, Load] = {}
+        for name, size in self.footprints.items():
+            stays = name not in self.assembly.in_turn
+            if paths := [key.removeprefix(f"{name}.") for key in self.spec.parts_of(name)]:
+                parts = part_loads(self.layouts[name], paths, stays=stays)
+                loads |= {part_name(name, path): load for path, load in parts.items()}
+                continue
+            loads[name] = Load(
                 nbytes=size.nbytes,
                 largest_leaf_bytes=size.largest_leaf_bytes,
                 group_bytes=_group_bytes(size, self.spec.group_offload),
-                stays=name not in in_turn,
+                stays=stays,
             )
-            for name, size in self.footprints.items()
-        }
+        return loads
 
-    def found(self) -> Found | None:
-        """Return the best place for each component, or None when nothing fits."""
-        return best_choice(self.requests, self.loads, self.limits)
+    def found(self) -> Solution | None:
+        """Return the best place for each component and part, or None when nothing fits."""
+        found = best_choice(self.requests, self.loads, self.limits)
+        if found is None:
+            return None
+        solution, too_large = self.spread_over(found)
+        return solution if too_large is None else None
+
+    def spread_over(self, found: Found) -> tuple[Solution, str | None]:
+        """Spread the components that take what the others leave, in the pipeline's order, as far as they fit.
+
+        Also returns the first that does not.
+        """
+        solution = Solution(found.choice, self.loads, found.proven)
+        for name, entry in self.spread_components.items():
+            places = spread(self.layouts[name], self.rooms(solution, entry), brought_place(entry))
+            if places is None:
+                return solution, name
+            loads = part_loads(self.layouts[name], places, stays=name not in self.assembly.in_turn)
+            wider = replace(
+                solution,
+                choice={**solution.choice, **{part_name(name, path): place for path, place in places.items()}},
+                loads={**solution.loads, **{part_name(name, path): load for path, load in loads.items()}},
+            )
+            uses = uses_of(wider.choice, wider.loads, self.limits.budgets)
+            if not all(self.limits.holds(device, use) for device, use in uses.items()):
+                return solution, name  # what is brought has no room to rest
+            solution = wider
+        return solution, None
+
+    def rooms(self, solution: Solution, entry: PlacementSpec) -> tuple[Room, ...]:
+        """Return what the devices of a spread component have left, in its order."""
+        limits = self.limits
+        uses = uses_of(solution.choice, solution.loads, limits.budgets)
+        return tuple(Room(device, max(0, limits.offer(device) - uses[device].peak)) for device in entry.devices)
 
     def variation(self, **changes: object) -> Task:
         """Return the same task with other values of the spec."""
         return replace(self, spec=self.spec.model_copy(update=changes))
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A place per component and part, and what each weighs; ``proven``: none better exists."""
+
+    choice: Mapping[str, Place]
+    loads: Mapping[str, Load]
+    proven: bool
 
 
 def _in_files(request: Request, size: Footprint | None) -> Request:

@@ -17,6 +17,7 @@ from tests.sparse_weights import write_sparse_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits.yaml"
+MIXED = ROOT / "examples" / "machines" / "two-mixed-cards.yaml"
 FLUX = "black-forest-labs/FLUX.1-dev"
 FLUX_COMPONENTS = ["vae", "text_encoder", "text_encoder_2", "transformer"]
 TWO_LARGE = ("--gpus", "2x24GiB", "--ram", "64GiB")
@@ -58,7 +59,7 @@ def test_plan_json_has_stable_keys() -> None:
         component.keys()
         == {
             "component", "class", "dtype", "bytes", "peak_bytes", "measured_from", "execution_device",
-            "storage_device", "residency", "reason",
+            "storage_device", "residency", "reason", "parts",
         }
         for component in data["components"]
     )  # fmt: skip
@@ -200,6 +201,7 @@ def test_plan_without_flags_is_for_this_machine() -> None:
         ("--gpus", "-1"),
         ("--ram", "much"),
         ("--ram", ""),
+        ("--disk", "much"),
     ],
 )
 def test_plan_unreadable_machine_exits_2_at_the_flag(flag: str, value: str) -> None:
@@ -229,3 +231,74 @@ def test_plan_of_a_hub_id_needs_no_torch(tmp_path: Path) -> None:
     assert "dmconfig.plan.planner" in imported
     assert not imported & {"torch", "diffusers", "transformers", "accelerate", "safetensors", "huggingface_hub"}
     assert "transformer " in result.stdout
+
+
+def test_plan_machine_file_is_the_machine() -> None:
+    """``--machine FILE`` plans for the devices in the file, with what is free of them, by the file's own name."""
+    data = plan_data(DIGITS, "--machine", MIXED)
+    assert data["machine"] == "two mixed cards"
+    assert [(device["id"], device["total_bytes"], device["budget_bytes"]) for device in data["devices"]] == [
+        ("cuda:0", int(23.5 * GIB), int(23.5 * GIB)),
+        ("cuda:1", 12 * GIB, 11 * GIB),
+        ("cpu", 64 * GIB, 58 * GIB),
+    ]
+
+
+def test_plan_machine_name_is_a_card_or_a_packaged_machine() -> None:
+    """A name stands for one such card beside 64 GiB, or for a whole machine."""
+    data = plan_data(DIGITS, "--machine", "h200")
+    assert data["machine"] == "h200 and 64.0 GiB of host memory"
+    assert [(device["id"], device["description"]) for device in data["devices"]] == [
+        ("cuda:0", "NVIDIA H200"), ("cpu", "stated"),
+    ]  # fmt: skip
+    assert len(plan_data(DIGITS, "--machine", "dgx-a100")["devices"]) == 9
+
+
+def test_plan_gpus_may_be_cards() -> None:
+    """``--gpus`` takes sizes and cards in one list; ``--disk`` belongs to the machine's name too."""
+    data = plan_data(DIGITS, "--gpus", "2xrtx-4090,1x12GiB", "--ram", "64GiB", "--disk", "200GiB")
+    assert data["machine"] == "--gpus 2xrtx-4090,1x12GiB --ram 64GiB --disk 200GiB"
+    assert [device["total_bytes"] for device in data["devices"]] == [
+        int(23.5 * GIB), int(23.5 * GIB), 12 * GIB, 64 * GIB,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "flags", [["--gpus", "24GiB"], ["--ram", "1GiB"], ["--disk", "1GiB"], list(TWO_LARGE)], ids=str
+)
+def test_plan_machine_excludes_the_flags_of_its_parts(flags: list[str]) -> None:
+    """``--machine`` beside a flag that says a part of the machine is refused, and names that flag."""
+    result = plan(DIGITS, "--machine", "t4", *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "error[DM310 bad-command-line]: --machine t4\n"
+        f"  what --machine says all of the machine, and {', '.join(flags[::2])} a part of it\n"
+        "  fix  keep one; to change a part, write it in a machine file\n"
+    )
+
+
+def test_plan_machine_file_with_a_mistake_exits_2_at_its_place(tmp_path: Path) -> None:
+    """A mistake in the machine's file is told as one in a spec is, in text and as JSON."""
+    file = tmp_path / "box.yaml"
+    file.write_text("version: 1\nhost: {memory: 64GiB}\ndevices:\n  cuda:0: {memroy: 24GiB, card: t4}\n")
+    result = plan(DIGITS, "--machine", file)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"error[DM202 unknown-key]: {file}:4:12\n"
+        "  at   devices.cuda:0.memroy\n"
+        "  what unknown key 'memroy'\n"
+        "  why  the keys accepted here are: card, description, memory, free, flops, unified\n"
+        "  fix  did you mean 'memory'?\n"
+    )
+    data = json.loads(plan(DIGITS, "--machine", file, "--format", "json").stdout)
+    assert [(problem["line"], problem["column"], problem["path"]) for problem in data["problems"]] == [
+        (4, 12, "devices.cuda:0.memroy")
+    ]
+
+
+def test_plan_unknown_machine_exits_2_with_what_there_is() -> None:
+    """A name that is no machine comes with the nearest one."""
+    result = plan(DIGITS, "--machine", "rtx-490")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error[DM502 bad-machine]: --machine rtx-490\n")
+    assert result.stderr.endswith("  fix  did you mean 'rtx-4090'?\n")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 
 from dmconfig import inventory as module
 from dmconfig.errors import Code, MachineError
-from dmconfig.inventory import Device, Inventory, parse_machine, probe_machine
+from dmconfig.inventory import Device, Inventory, Link, Speed, pair, parse_machine, probe_machine
 from dmconfig.units import GIB
 from tests.conftest import inventory, only_problem
 
@@ -55,6 +56,9 @@ def test_parse_machine_groups_of_accelerators(gpus: str, expected: list[int]) ->
         ("24GiB", "lots", "--ram", "'lots' is not a size"),
         ("24GiB", "80%", "--ram", "'80%' is not a size"),
         (None, "-1GiB", "--ram", "'-1GiB' is not a size"),
+        ("2xrtx-409", None, "--gpus", "'rtx-409' is not a size such as 24GiB, and no card; did you mean 'rtx-4090'?"),
+        ("h100", None, "--gpus", "'h100' is not a size such as 24GiB, and no card; did you mean 'h100-pcie-80gb' or"),
+        ("rtx-4090,apple-m1", None, "--gpus", "'rtx-4090,apple-m1' has devices of kind cuda and mps; a build of torch"),
     ],
 )
 def test_parse_machine_refused_names_the_flag(gpus: str | None, ram: str | None, flag: str, what: str) -> None:
@@ -188,7 +192,13 @@ def test_probe_machine_backend_without_memory_shares_the_hosts(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "torch", fake)
     found = host(monkeypatch, total=32, available=20)
     (device,) = probe_machine().accelerators
-    assert device == Device(id="mps:0", description="mps", total_bytes=found.total_bytes, free_bytes=found.free_bytes)
+    assert device == Device(
+        id="mps:0",
+        description="mps",
+        total_bytes=found.total_bytes,
+        free_bytes=found.free_bytes,
+    )
+    assert probe_machine().unified == ("mps:0",)
 
 
 def test_probe_machine_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,3 +240,212 @@ def test_probe_machine_cached_files_do_not_count_as_used(
     cgroup(monkeypatch, tmp_path, limit=str(16 * GIB), use=str(10 * GIB), stat=stat)
     offer = host(monkeypatch, total=64, available=60)
     assert (offer.total_bytes, offer.free_bytes) == (16 * GIB, 14 * GIB)
+
+
+GB = 10**9
+
+
+def test_parse_machine_names_of_cards_bring_memory_and_speeds() -> None:
+    """A card's name stands where a size may; NVLink joins those cards only that have it."""
+    machine = parse_machine("2xa100-sxm-40gb,1x12GiB,RTX-3090", "64GiB")
+    assert [(device.id, device.total_bytes) for device in machine.devices] == [
+        ("cuda:0", int(39.3 * GIB)),
+        ("cuda:1", int(39.3 * GIB)),
+        ("cuda:2", 12 * GIB),
+        ("cuda:3", int(23.5 * GIB)),
+        ("cpu", 64 * GIB),
+    ]
+    assert machine.speeds == (
+        Speed(device="cuda:0", flops_per_s=312 * 10**12),
+        Speed(device="cuda:1", flops_per_s=312 * 10**12),
+        Speed(device="cuda:3", flops_per_s=71 * 10**12),
+    )
+    assert machine.links == (
+        Link(devices=("cpu", "cuda:0"), bytes_per_s=25 * GB),
+        Link(devices=("cpu", "cuda:1"), bytes_per_s=25 * GB),
+        Link(devices=("cpu", "cuda:3"), bytes_per_s=25 * GB),
+        Link(devices=("cuda:0", "cuda:1"), bytes_per_s=300 * GB),
+    )
+
+
+def test_parse_machine_card_with_unified_memory_has_the_hosts() -> None:
+    """An Apple chip has as much memory as the host that is stated beside it."""
+    machine = parse_machine("apple-m1-max", "32GiB")
+    assert sizes(machine) == [("mps:0", 32 * GIB, 32 * GIB), ("cpu", 32 * GIB, 32 * GIB)]
+    assert machine.unified == ("mps:0",)
+
+
+def test_parse_machine_other_host_memory_is_that_of_a_unified_device_too() -> None:
+    """``--ram`` on a machine whose accelerator uses the host's memory states the memory of both."""
+    mac = parse_machine("apple-m1", "32GiB")
+    assert sizes(parse_machine(None, "16GiB", this_machine=mac)) == [
+        ("mps:0", 16 * GIB, 16 * GIB),
+        ("cpu", 16 * GIB, 16 * GIB),
+    ]
+
+
+def test_parse_machine_disk() -> None:
+    """``--disk`` states what is free; without it the disk is this machine's, or nothing is known of it."""
+    here = probe_machine()
+    machine = parse_machine("24GiB", "64GiB", disk="200GiB")
+    assert machine.disk == Device(id="disk", description="stated", total_bytes=200 * GIB, free_bytes=200 * GIB)
+    assert machine.name == "--gpus 24GiB --ram 64GiB --disk 200GiB"
+    assert parse_machine("24GiB", "64GiB").disk is None
+    assert parse_machine("24GiB", None, this_machine=here).disk == here.disk
+    with pytest.raises(MachineError) as caught:
+        parse_machine("24GiB", None, disk="much")
+    assert (only_problem(caught.value).origin, only_problem(caught.value).fix) == ("--disk", "write --disk 200GiB")
+
+
+def test_parse_machine_other_accelerators_leave_the_links_of_these_behind() -> None:
+    """A link of this machine's accelerators says nothing of the stated ones; the disk's link still holds."""
+    links = (
+        Link(devices=("cpu", "cuda:0"), bytes_per_s=50 * GB),
+        Link(devices=("cpu", "disk"), bytes_per_s=7 * GB),
+    )
+    speeds = (Speed(device="cpu", flops_per_s=10**12), Speed(device="cuda:0", flops_per_s=10**14))
+    here = replace(inventory(cuda=[8], cpu=16), links=links, speeds=speeds, unified=("cuda:0",))
+    other, same = parse_machine("24GiB", None, this_machine=here), parse_machine(None, "8GiB", this_machine=here)
+    assert (other.links, other.speeds, other.unified) == (links[1:], speeds[:1], ())
+    assert (same.links, same.speeds, same.unified) == (links, speeds, ("cuda:0",))
+
+
+def test_the_disk_is_not_among_the_devices() -> None:
+    """What holds for every device (it computes, it has a budget) does not reach the disk."""
+    assert [device.id for device in parse_machine("24GiB", "64GiB", disk="1TiB").devices] == ["cuda:0", "cpu"]
+
+
+def test_bandwidth_defaults_of_each_kind() -> None:
+    """A machine of which only sizes are stated has the documented speeds."""
+    machine = parse_machine("2x24GiB", "64GiB")
+    assert machine.bandwidth("cpu", "cuda:0", pinned=True) == 25 * GB
+    assert machine.bandwidth("cuda:0", "cpu", pinned=True) == 25 * GB
+    assert machine.bandwidth("cpu", "cuda:0") == 12 * GB
+    assert machine.bandwidth("cuda:1", "cuda:0") == 20 * GB
+    assert machine.bandwidth("disk", "cpu") == 3 * GB
+    assert machine.bandwidth("disk", "cuda:0") == int(2.4 * GB)  # a byte takes 1/3 ns to the host, then 1/12 ns: 5/12
+    assert (machine.flops_per_s("cuda:1"), machine.flops_per_s("cpu")) == (25 * 10**12, 5 * 10**11)
+    mac = parse_machine("apple-silicon", "16GiB")
+    assert (mac.bandwidth("cpu", "mps:0"), mac.flops_per_s("mps:0")) == (30 * GB, 26 * 10**11)
+
+
+def test_bandwidth_of_ordinary_memory_follows_the_link() -> None:
+    """Ordinary host memory is half as fast as the link and at most 12 GB/s, until the machine says otherwise."""
+    slow, fast = parse_machine("t4", "64GiB"), parse_machine("h200", "64GiB")
+    assert (slow.bandwidth("cpu", "cuda:0", pinned=True), slow.bandwidth("cpu", "cuda:0")) == (12 * GB, 6 * GB)
+    assert (fast.bandwidth("cpu", "cuda:0", pinned=True), fast.bandwidth("cpu", "cuda:0")) == (50 * GB, 12 * GB)
+    stated = replace(fast, links=(), pageable_bytes_per_s=40 * GB)
+    assert stated.bandwidth("cpu", "cuda:0") == 25 * GB  # no more than the link
+
+
+def test_bandwidth_of_what_is_not_there_is_refused() -> None:
+    """A link to itself, or of a device that the machine has not, is a mistake of the caller."""
+    machine = parse_machine("24GiB", "64GiB")
+    with pytest.raises(ValueError, match="no link to itself"):
+        machine.bandwidth("cuda:0", "cuda:0")
+    for ends in (("cpu", "cuda:1"), ("cuda:0", "cuda:1"), ("disk", "cuda:1")):
+        with pytest.raises(KeyError, match="cuda:1"):
+            machine.bandwidth(*ends)
+    with pytest.raises(KeyError, match="cuda:1"):
+        machine.flops_per_s("cuda:1")
+    assert pair("cuda:0", "cpu") == ("cpu", "cuda:0")
+
+
+def test_probe_machine_disk_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is the current folder's or the given one's, which need not exist yet."""
+    asked: list[Path] = []
+
+    def disk_usage(path: Path) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(total=100 * GIB, free=40 * GIB)
+
+    monkeypatch.setattr(module.shutil, "disk_usage", disk_usage)
+    monkeypatch.chdir(tmp_path)
+    disk = Device(id="disk", description="disk", total_bytes=100 * GIB, free_bytes=40 * GIB)
+    assert probe_machine().disk == probe_machine(tmp_path / "not" / "there").disk == disk
+    assert asked == [tmp_path, tmp_path]
+
+
+def test_probe_machine_disk_agrees_with_the_system(tmp_path: Path) -> None:
+    """Without any change to it, the probe finds the disk that is there."""
+    disk = probe_machine(tmp_path).disk
+    assert disk is not None
+    assert disk.total_bytes == psutil.disk_usage(str(tmp_path)).total
+    assert 0 <= disk.free_bytes <= disk.total_bytes
+
+
+def test_probe_machine_without_a_current_folder_knows_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A current folder that was removed is no reason to fail."""
+
+    def cwd() -> Path:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "cwd", cwd)
+    assert probe_machine().disk is None
+
+
+def test_probe_machine_known_cards_have_their_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card is recognised by the name torch gives it; its memory is what torch says, not what the table says."""
+    cuda = SimpleNamespace(
+        get_device_name=lambda index: "NVIDIA A100-SXM4-80GB", mem_get_info=lambda index: (70 * GIB, 80 * GIB)
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(accelerator=accelerator("cuda", 2), cuda=cuda))
+    machine = probe_machine()
+    assert [device.total_bytes for device in machine.accelerators] == [80 * GIB] * 2
+    assert machine.flops_per_s("cuda:1") == 312 * 10**12
+    assert machine.bandwidth("cuda:0", "cuda:1") == 300 * GB
+
+
+def test_probe_machine_no_device_has_more_free_than_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An integrated GPU that calls more free than its total (seen on Strix Halo: 120 of 62 GiB) has its total."""
+    cuda = SimpleNamespace(
+        get_device_name=lambda index: "Radeon 8060S", mem_get_info=lambda index: (120 * GIB, 62 * GIB)
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(accelerator=accelerator("cuda", 1), cuda=cuda))
+    (device,) = probe_machine().accelerators
+    assert (device.total_bytes, device.free_bytes) == (62 * GIB, 62 * GIB)
+
+
+def test_probe_machine_apple_chip_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Apple chip tells its name under backends, where other kinds tell nothing."""
+    backends = SimpleNamespace(mps=SimpleNamespace(get_name=lambda: "Apple M1 Pro"))
+    fake = SimpleNamespace(accelerator=accelerator("mps", 1), mps=SimpleNamespace(), backends=backends)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    machine = probe_machine()
+    assert machine.accelerators[0].description == "Apple M1 Pro"
+    assert (machine.flops_per_s("mps:0"), machine.unified) == (52 * 10**11, ("mps:0",))
+
+
+def test_probe_machine_xpu_that_does_not_tell_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some drivers of Intel's cards answer only with the total; on cuda an error stays an error."""
+
+    def refuse(index: int) -> tuple[int, int]:
+        raise RuntimeError("the device does not support querying the available free memory")
+
+    backend = SimpleNamespace(
+        get_device_name=lambda index: "Intel(R) Arc(TM) B580 Graphics",
+        mem_get_info=refuse,
+        get_device_properties=lambda index: SimpleNamespace(total_memory=12 * GIB),
+    )
+    fake = SimpleNamespace(accelerator=accelerator("xpu", 1), xpu=backend, cuda=backend)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    (device,) = probe_machine().accelerators
+    assert (device.id, device.total_bytes, device.free_bytes) == ("xpu:0", 12 * GIB, 12 * GIB)
+    fake.accelerator = accelerator("cuda", 1)
+    with pytest.raises(RuntimeError, match="does not support"):
+        probe_machine()
+
+
+def test_probe_machine_without_accelerators_reads_no_cards() -> None:
+    """The table of cards is for names; a machine that has none, and sizes, do without it."""
+    code = (
+        "import dmconfig.inventory as inventory, dmconfig.cards as cards\n"
+        "inventory._DEVICE_FILES = ('no such device*',)\n"
+        "inventory.sys.platform = 'linux'\n"
+        "inventory.probe_machine()\n"
+        "inventory.parse_machine('2x24GiB', '64GiB')\n"
+        "assert cards._cards.cache_info().currsize == 0\n"
+        "inventory.parse_machine('t4', '64GiB')\n"
+        "assert cards._cards.cache_info().currsize == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

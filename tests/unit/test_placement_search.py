@@ -86,7 +86,8 @@ def random_case(seed: int) -> Case:
     free = [Place(device, residency) for residency in residencies for device in accelerators]
     if residencies == [ALWAYS] and rng.random() < 0.5:
         free.append(Place(CPU))
-    everywhere = [Place(device, each) for device in accelerators for each in Residency] + [Place(CPU)]
+    everywhere = [Place(device, each) for device in accelerators for each in (ALWAYS, WHOLE, GROUP, LEAF)]
+    everywhere += [Place(CPU)]
     requests: dict[str, Request] = {}
     loads: dict[str, Load] = {}
     for index in range(rng.randint(1, 5 if len(free) <= 4 else 4)):

@@ -88,6 +88,7 @@ def test_plan_data_is_the_plan_in_bytes(plan: Plan) -> None:
         "storage_device": "cpu",
         "residency": "per_leaf",
         "reason": "device_map.unet, brought layer by layer",
+        "parts": [],
     }
     # held 2 + 1, brought 0.5, reserve 2 of 8
     assert data["devices"][0] == {

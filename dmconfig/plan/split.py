@@ -1,0 +1,133 @@
+"""Components that are in parts: what each part weighs, and how blocks are spread over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dmconfig.layout import Block, Layout, is_within, nearest_ancestor
+from dmconfig.plan.placement import Load
+from dmconfig.plan.requests import Place
+
+_HALVINGS = 40
+
+
+def part_name(component: str, path: str) -> str:
+    """Return the key of a device map that names a part."""
+    return f"{component}.{path}" if path else component
+
+
+def part_loads(layout: Layout, paths: Iterable[str], *, stays: bool) -> Mapping[str, Load]:
+    """Return what each part weighs: every module counts for the longest path it is within, "" for the rest.
+
+    What a module with parts below it holds itself stays on the device also when the rest is brought layer by layer.
+    """
+    parts: dict[str, list[tuple[int, bool]]] = {path: [] for path in ("", *paths)}
+    for module in layout.modules:
+        holds_parts = any(path != module.path and is_within(path, module.path) for path in parts)
+        parts[nearest_ancestor(module.path, parts)].append((module.own_bytes, holds_parts))
+    return {path: _load(modules, stays=stays) for path, modules in parts.items()}
+
+
+def _load(modules: Sequence[tuple[int, bool]], *, stays: bool) -> Load:
+    staying = sum(nbytes for nbytes, holds_parts in modules if holds_parts)
+    largest = max((nbytes for nbytes, holds_parts in modules if not holds_parts), default=0)
+    total = sum(nbytes for nbytes, _ in modules)
+    return Load(nbytes=total, largest_leaf_bytes=staying + largest, group_bytes=total, stays=stays)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The bytes that a device has left."""
+
+    device: str
+    nbytes: int
+
+
+def spread(layout: Layout, rooms: Sequence[Room], brought: Place | None) -> Mapping[str, Place] | None:
+    """Return the place of each part so that the component fits the rooms, or None when it does not.
+
+    Blocks go to the devices in order, so that a call crosses from each to the next once, and as evenly as the rooms
+    allow. With ``brought``, a place on the first device, the devices are filled as far as there is room, and the last
+    blocks are brought. A layout that cannot be split goes whole to the first device with room. What parents of blocks
+    hold themselves is on the first device; modules that share a weight stay together.
+    """
+    if not layout.can_split:
+        return _whole(layout, rooms, brought)
+    blocks, first = layout.blocks(), rooms[0].device
+    left = rooms[0].nbytes - layout.outside_blocks_bytes
+    if left < 0:
+        return None
+    places = _evenly(blocks, (Room(first, left), *rooms[1:]))
+    leaf = max(block.largest_leaf_bytes for block in blocks)
+    if places is None and brought is not None and left >= leaf:
+        places = _filled(blocks, (Room(first, left - leaf), *rooms[1:]), 1.0, brought)
+    return None if places is None else _joined(layout, places, Place(first))
+
+
+def _whole(layout: Layout, rooms: Sequence[Room], brought: Place | None) -> Mapping[str, Place] | None:
+    total = sum(module.own_bytes for module in layout.modules)
+    device = next((room.device for room in rooms if room.nbytes >= total), None)
+    if device is not None:
+        return {"": Place(device)}
+    leaf = max(module.own_bytes for module in layout.modules)
+    return {"": brought} if brought is not None and leaf <= rooms[0].nbytes else None
+
+
+def _evenly(blocks: Sequence[Block], rooms: Sequence[Room]) -> Mapping[str, Place] | None:
+    """Fill the same share of every room, the smallest that holds all blocks."""
+    best = _filled(blocks, rooms, 1.0, None)
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS if best is not None else 0):
+        middle = (low + high) / 2
+        found = _filled(blocks, rooms, middle, None)
+        low, high, best = (middle, high, best) if found is None else (low, middle, found)
+    return best
+
+
+def _filled(
+    blocks: Sequence[Block], rooms: Sequence[Room], share: float, otherwise: Place | None
+) -> dict[str, Place] | None:
+    """Deal blocks out in order, to each device up to this share of its room; what is left goes elsewhere, if it may."""
+    left = [int(room.nbytes * share) for room in rooms]
+    places: dict[str, Place] = {}
+    current = 0
+    for block in blocks:
+        place = None if block.shares_with is None else places.get(nearest_ancestor(block.shares_with, places))
+        index = next((index for index in range(current, len(rooms)) if block.nbytes <= left[index]), None)
+        if place is None and index is not None:
+            current, place = index, Place(rooms[index].device)
+            left[index] -= block.nbytes
+        if (place := place or otherwise) is None:
+            return None
+        places[block.path] = place
+    return places
+
+
+def _joined(layout: Layout, places: Mapping[str, Place], first: Place) -> Mapping[str, Place]:
+    """Name a parent once where all below it share one place: the map a person would write."""
+    whole = _whole_places(layout, places, first)
+    joined: dict[str, Place] = {"": first}
+    for module in layout.modules:
+        place = whole[module.path]
+        if place is not None and place != joined[nearest_ancestor(module.path, joined)]:
+            joined[module.path] = place
+    return joined
+
+
+def _whole_places(layout: Layout, places: Mapping[str, Place], first: Place) -> Mapping[str, Place | None]:
+    """The place that all of a module has, or None where it has several, or no weights."""
+    whole: dict[str, Place | None] = {}
+    below: dict[str, set[Place | None]] = {}
+    for module in reversed(layout.modules):  # children before their parents
+        path = module.path
+        whole[path] = places.get(path)
+        if path not in places:
+            if path not in below:
+                continue  # within a block, or without weights
+            shared = below[path]
+            (only,) = shared if len(shared) == 1 else {None}
+            whole[path] = only if only == first or not module.own_bytes else None
+        if path:
+            below.setdefault(path.rpartition(".")[0], set()).add(whole[path])
+    return whole
