@@ -37,6 +37,9 @@ test: $(TESTED) ## all tests, in parallel
 quick: $(TESTED) ## the tests that take a moment
 	$(PYTEST) -m 'not slow' $(ARGS)
 
+placements: $(TESTED) ## place every kind of pipeline in every way, and write the table in docs/placements.md anew
+	$(PYTEST) -m slow -p tests.placement_table tests/integration/test_matrix.py $(ARGS)
+
 test-matrix: $(TESTED) ## virtual devices on the oldest, the pinned and the newest torch (10 GB under build/)
 	@[ -x $(MATRIX)/oldest/bin/pip ] || $(BIN)/python -m venv $(MATRIX)/oldest
 	@[ -x $(MATRIX)/newest/bin/pip ] || $(BIN)/python -m venv $(MATRIX)/newest
@@ -65,11 +68,13 @@ bench: $(TESTED) ## time the commands and the loading of a 2 GB pipeline, see be
 	$(BIN)/python benchmarks/load.py || failed=1; \
 	exit $$failed
 
-schema: $(TESTED) ## write the JSON Schema of the YAML file anew
+schema: $(TESTED) ## write the JSON Schemas of specs and machine files anew
 	@mkdir -p build schemas
 	$(BIN)/dmconfig schema > build/schema.json
+	$(BIN)/dmconfig machine --schema > build/machine.json
 	@mv build/schema.json schemas/dmconfig-1.schema.json
-	@echo "wrote schemas/dmconfig-1.schema.json"
+	@mv build/machine.json schemas/machine-1.schema.json
+	@echo "wrote schemas/dmconfig-1.schema.json and schemas/machine-1.schema.json"
 
 clean: ## remove the environment and everything made
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache
@@ -95,4 +100,4 @@ $(LINTED): pyproject.toml constraints.txt
 	@$(PIP) -e '.[test,lint]'
 	@touch $(TESTED) $(LINTED)
 
-.PHONY: help demo test quick test-matrix lint bench schema clean
+.PHONY: help demo test quick placements test-matrix lint bench schema clean

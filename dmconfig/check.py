@@ -86,8 +86,7 @@ def _missing_weights(resolved: Resolved, component: Component) -> Iterator[Probl
 
 def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
     """What version 1 of the file may say and this version of dmconfig cannot do: refused by name, never ignored."""
-    entries = spec.placements or {"": spec.device_map}
-    for name, entry in entries.items():
+    for name, entry in spec.words.items():
         if isinstance(entry, str) and entry in STRATEGIES and entry not in SUPPORTED_STRATEGIES:
             path: ConfigPath = ("device_map", name) if name else ("device_map",)
             what = f"strategy {entry!r} is not supported yet"
@@ -97,8 +96,7 @@ def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
 
 def nothing_runs_on_disk(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
     """Weights may rest on disk, but what they belong to runs somewhere else."""
-    entries = spec.placements or {"": spec.device_map}
-    for name, entry in entries.items():
+    for name, entry in spec.words.items():
         path: ConfigPath = ("device_map", name) if name else ("device_map",)
         if isinstance(entry, PlacementSpec) and DISK in entry.devices:
             fix = "name an accelerator under execution, and write storage: disk"

@@ -6,18 +6,29 @@ pipeline or a machine. Field descriptions are the documentation that editors sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from dmconfig.devices import DEVICE_FORMS, DISK, nearest_device, parse_device
 from dmconfig.errors import Code, Problem, SpecError, nearest
-from dmconfig.hints import VALUE_HINTS, key_hint
+from dmconfig.hints import key_hint
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.units import BUDGET_FORMS, GIB, SIZE_FORMS, Budget, parse_budget, parse_size
+from dmconfig.units import BUDGET_FORMS, GIB, SIZE_FORMS, Budget, parse_budget
+from dmconfig.validation import (
+    CODES,
+    Model,
+    Size,
+    keys,
+    nearest_key,
+    not_one_of,
+    path_in,
+    refused,
+    wrong_type,
+)
 
 SCHEMA_VERSION = 1
 DEFAULT_RESERVE = 3 * GIB // 2
@@ -65,13 +76,6 @@ def _device_or_list(value: object) -> str:
     return "(list)" if isinstance(value, (list, tuple)) else "(device)"
 
 
-def _size(value: object) -> int:
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise PydanticCustomError("bad_size", "{text}", {"text": str(error)}) from None
-
-
 def _budget(value: object) -> Budget:
     if isinstance(value, Budget):
         return value
@@ -101,7 +105,6 @@ Devices = Annotated[tuple[Device, ...], BeforeValidator(_devices), Field(min_len
 Execution = Annotated[
     Annotated[Device, Tag("(device)")] | Annotated[Devices, Tag("(list)")], Discriminator(_device_or_list)
 ]
-Size = Annotated[int, BeforeValidator(_size, json_schema_input_type=str | int)]
 DeviceBudget = Annotated[
     Budget, BeforeValidator(_budget, json_schema_input_type=str | int), Field(description=BUDGET_FORMS)
 ]
@@ -111,12 +114,6 @@ Word = Annotated[
     BeforeValidator(_word, json_schema_input_type=str | int),
     Field(description=f"A strategy ({', '.join(SUPPORTED_STRATEGIES)}) or one device: {DEVICE_FORMS}."),
 ]
-
-
-class Model(BaseModel):
-    """Base of all models of the file: frozen, and nothing unknown is accepted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class PipelineSpec(Model):
@@ -258,6 +255,11 @@ class Spec(Model):
     )
 
     @property
+    def words(self) -> Mapping[str, str | PlacementSpec]:
+        """The entries of the device map by key; where it is one word, that word under an empty key."""
+        return self.device_map if isinstance(self.device_map, dict) else {"": self.device_map}
+
+    @property
     def placements(self) -> Mapping[str, str | PlacementSpec]:
         """The entries of the device map; none where it is one word."""
         return self.device_map if isinstance(self.device_map, dict) else {}
@@ -317,43 +319,20 @@ def _devices_named_twice(resolved: Resolved) -> Iterator[Problem]:
         seen[device] = key
 
 
-_CODES = {"bad_device": Code.BAD_DEVICE, "bad_size": Code.BAD_SIZE, "bad_dtype": Code.BAD_DTYPE}
-_EXPECTED = {
-    "string_type": "text",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "int_type": "a whole number",
-    "bool_type": "true or false",
-    "list_type": "a list",
-}
-
-
 def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem:
     """Turn one of pydantic's errors into a problem of ours, at a place that exists in the document."""
-    path = _path_in(resolved.data, detail["loc"])
+    path = path_in(resolved.data, detail["loc"])
     match detail["type"]:
         case "extra_forbidden":
             return _unknown_key(path, resolved)
         case "missing":
             return _missing_key(path, str(detail["loc"][-1]), resolved)
         case "literal_error":
-            return _not_one_of(path, detail, resolved)
-        case kind if kind in _CODES:
-            return _refused(path, detail, resolved)
+            return not_one_of(path, detail, resolved, version=SCHEMA_VERSION)
+        case kind if kind in CODES:
+            return refused(path, detail, resolved, _device_advice)
         case _:
-            return _wrong_type(path, detail, resolved)
-
-
-def _path_in(data: Any, loc: tuple[int | str, ...]) -> ConfigPath:
-    """Keep the elements of pydantic's loc that are keys of the document: union tags and ``[key]`` are not."""
-    path: list[int | str] = []
-    for element in loc:
-        inside = isinstance(data, dict) and element in data
-        listed = isinstance(data, list) and isinstance(element, int) and element < len(data)
-        if inside or listed:
-            data = data[element]
-            path.append(element)
-    return tuple(path)
+            return wrong_type(path, detail, resolved, _type_advice)
 
 
 def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
@@ -368,8 +347,8 @@ def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
 
 def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
     key, model = str(path[-1]), _model_at(path[:-1])
-    known = [*_keys(model)]
-    fix = key_hint(path) or _nearest_key(key, known) or _where_it_belongs(key)
+    known = [*keys(model)]
+    fix = key_hint(path) or nearest_key(key, known) or _where_it_belongs(key)
     why = f"the keys accepted here are: {', '.join(known)}"
     return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
 
@@ -388,35 +367,14 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return PlacementSpec
 
 
-def _keys(model: type[Model]) -> Iterator[str]:
-    return (field.alias or name for name, field in model.model_fields.items())
-
-
-def _nearest_key(key: str, known: Sequence[str]) -> str:
-    meant = nearest(key, known)
-    return f"did you mean {meant!r}?" if meant else ""
-
-
 def _where_it_belongs(key: str) -> str:
     places: dict[str, type[Model]] = {
         "at the top level": Spec,
         "under 'pipeline'": PipelineSpec,
         "under 'components.<name>'": ComponentSpec,
     }
-    found = [place for place, model in places.items() if key in _keys(model)]
+    found = [place for place, model in places.items() if key in keys(model)]
     return f"it belongs {' or '.join(found)}" if found else ""
-
-
-def _refused(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> Problem:
-    """A device, size or dtype that our own parsers refuse; they say what they accept."""
-    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
-    is_key = detail["loc"][-1] == "[key]"
-    what, fix = str(context["text"]), str(context.get("fix", ""))
-    if not isinstance(given, (str, int)) or isinstance(given, bool):
-        what = f"{what}, found {_describe(given)}"
-    if kind == "bad_device":
-        what, fix = _device_advice(path, given, what)
-    return resolved.problem(_CODES[kind], path, what, fix=fix, key=is_key)
 
 
 def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
@@ -435,32 +393,7 @@ def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
     return what, ""
 
 
-def _not_one_of(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> Problem:
-    given = detail["input"]
-    if path[-1:] == ("version",):
-        what = f"version is {_spelled(given)}; this dmconfig reads version {SCHEMA_VERSION}"
-        return resolved.problem(Code.UNSUPPORTED_VERSION, path, what, fix=f"write 'version: {SCHEMA_VERSION}'")
-    expected = str(detail.get("ctx", {})["expected"])
-    accepted = [word.strip(" '") for word in expected.replace(" or ", ", ").split(",")]
-    word = given if isinstance(given, str) else str(given).lower()
-    meant = next((known for known in VALUE_HINTS.get(word, ()) if known in accepted), None) or nearest(word, accepted)
-    what = f"{_spelled(given)} is not accepted; one of: {', '.join(accepted)}"
-    return resolved.problem(Code.BAD_VALUE, path, what, fix=f"did you mean {meant!r}?" if meant else "")
-
-
-def _wrong_type(path: ConfigPath, detail: ErrorDetails, resolved: Resolved) -> Problem:
-    given, expected = detail["input"], _EXPECTED.get(detail["type"])
-    if detail["type"] == "too_short":
-        return resolved.problem(Code.BAD_VALUE, path, "the list is empty", fix="name at least one device")
-    if expected is None:
-        return resolved.problem(Code.BAD_VALUE, path, detail["msg"].replace("Input should be", "the value should be"))
-    what = f"expected {expected}, found {_describe(given)}"
-    return resolved.problem(Code.WRONG_TYPE, path, what, fix=_type_advice(path, expected, given))
-
-
 def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
-    if expected == "text" and isinstance(given, (int, float, bool)):
-        return f"quote it: '{_spelled(given)}'"
     if expected != "a mapping" or not isinstance(given, (str, int)) or isinstance(given, bool):
         return ""
     match path:
@@ -472,26 +405,3 @@ def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
             return f"name the device: max_memory: {{0: {given}}}"
         case _:
             return ""
-
-
-def _spelled(value: Any) -> str:
-    """A value as YAML spells it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return repr(value) if isinstance(value, str) else str(value)
-
-
-def _describe(value: Any) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return f"the boolean {_spelled(value)}"
-        case int() | float():
-            return f"the number {value}"
-        case str():
-            return f"the text {value!r}"
-        case list():
-            return "a list"
-        case _:
-            return "a mapping"

@@ -24,8 +24,8 @@ from dmconfig.rates import (
     parse_bandwidth,
     parse_flops,
 )
-from dmconfig.spec import Model, Size
 from dmconfig.units import SIZE_FORMS
+from dmconfig.validation import Model, Size
 
 MACHINE_VERSION = 1
 HOST, PEER, PAGEABLE = "host", "peer", "pageable"

@@ -47,8 +47,8 @@ from dmconfig.machine.model import (
 )
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.spec import Model, _keys, _nearest_key, _not_one_of, _path_in, _refused, _wrong_type
 from dmconfig.units import format_bytes
+from dmconfig.validation import Model, keys, nearest_key, not_one_of, path_in, refused, wrong_type
 
 _FOLDER = "data/machines"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -325,7 +325,7 @@ def _links_to_nowhere(entries: MachineFile, resolved: Resolved) -> Iterator[Prob
 
 def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem:
     """Turn one of pydantic's errors into a problem of ours, at a place that exists in the document."""
-    path = _path_in(resolved.data, detail["loc"])
+    path = path_in(resolved.data, detail["loc"])
     match detail["type"]:
         case "extra_forbidden":
             return _unknown_key(path, resolved)
@@ -334,13 +334,13 @@ def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem:
             fix = _FIXES.get(name, "")
             return resolved.problem(Code.MISSING_KEY, path, f"the key {name!r} is missing", fix=fix, key=True)
         case "literal_error":
-            return _not_one_of(path, detail, resolved)
+            return not_one_of(path, detail, resolved, version=MACHINE_VERSION)
         case "bad_device" | "bad_size":
-            return _refused(path, detail, resolved)
+            return refused(path, detail, resolved)
         case "bad_link":
             return resolved.problem(Code.BAD_MACHINE, path, str(detail.get("ctx", {})["text"]), key=True)
         case _:
-            problem = _wrong_type(path, detail, resolved)
+            problem = wrong_type(path, detail, resolved)
             return replace(problem, fix=problem.fix or _whole_section(path, detail["input"]))
 
 
@@ -362,10 +362,10 @@ def _whole_section(path: ConfigPath, given: Any) -> str:
 
 
 def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
-    key, known = str(path[-1]), [*_keys(_model_at(path[:-1]))]
+    key, known = str(path[-1]), [*keys(_model_at(path[:-1]))]
     belongs = _BELONGS.get(key, "")
     useful = belongs if key not in {"memory"} or len(path) == 1 else ""
-    fix = useful or _nearest_key(key, known)
+    fix = useful or nearest_key(key, known)
     why = f"the keys accepted here are: {', '.join(known)}"
     return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
 

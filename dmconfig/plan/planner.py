@@ -118,8 +118,7 @@ def _missing_devices(resolved: Resolved, spec: Spec, inventory: Inventory) -> It
 
 def _named_devices(resolved: Resolved, spec: Spec) -> Iterator[tuple[ConfigPath, str]]:
     """Every device the file names, and where. ``disk`` and strategies are not devices of a machine."""
-    device_map = spec.device_map if isinstance(spec.device_map, dict) else {"": spec.device_map}
-    for name, entry in device_map.items():
+    for name, entry in spec.words.items():
         path: ConfigPath = ("device_map", name) if name else ("device_map",)
         if isinstance(entry, PlacementSpec):
             if not entry.is_spread:
