@@ -15,7 +15,7 @@ from typing import Any
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.devices import DISK
-from dmconfig.errors import BuildError, Code
+from dmconfig.errors import BuildError, Code, DispatchError
 from dmconfig.layout import nearest_ancestor
 from dmconfig.measure import component_weights
 from dmconfig.offload import OffloadFolder
@@ -42,8 +42,16 @@ def build_pipeline(
             assignment = assignments.get(component.name)
             parts[component.name] = part = _load(resolved, component, assignment.dtype if assignment else None)
             if files is not None and assignment is not None and assignment.is_written:
-                files.take(component.name, _resting_on_disk(part, assignment))
+                _write(resolved, files, part, assignment)
         return _construct(resolved, assembly, parts)
+
+
+def _write(resolved: Resolved, files: OffloadFolder, module: Any, assignment: Assignment) -> None:
+    try:
+        files.take(assignment.component, _resting_on_disk(module, assignment))
+    except DispatchError as error:
+        located = (resolved.problem(each.code, each.path, each.what, fix=each.fix) for each in error.problems)
+        raise DispatchError(located) from error
 
 
 def _resting_on_disk(module: Any, assignment: Assignment) -> Iterator[tuple[str, Any]]:

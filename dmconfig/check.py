@@ -13,10 +13,10 @@ from dmconfig.devices import CPU, DISK
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
 from dmconfig.facts import CallParameter, PipelineFacts
 from dmconfig.hints import call_hint
-from dmconfig.measure import component_weights
+from dmconfig.measure import component_weights, model_config
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.spec import DEFAULT, STRATEGIES, SUPPORTED_STRATEGIES, GroupOffloadSpec, PlacementSpec, Spec
+from dmconfig.spec import DEFAULT, STRATEGIES, GroupOffloadSpec, PlacementSpec, Spec
 from dmconfig.weights import find_weights, read_tensors, variants_in
 
 SEED = "seed"
@@ -32,7 +32,7 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
     Raises: SpecError: all problems found, of all rules.
     """
     problems = [
-        *not_supported_yet(resolved, spec),
+        *strategies_that_bring(resolved, spec),
         *nothing_runs_on_disk(resolved, spec),
         *needless_revisions(resolved, spec),
         *idle_offload_folder(resolved, spec),
@@ -43,11 +43,13 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         raise SpecError([*problems, *error.problems]) from None
     problems.extend(unfit)
     for rule in (
+        quantised_components,
         device_map_names,
         split_components,
         unplaced_components,
         idle_low_memory,
         group_offload,
+        calls_of_components,
         call_arguments,
     ):
         problems.extend(rule(resolved, spec, assembly))
@@ -84,14 +86,17 @@ def _missing_weights(resolved: Resolved, component: Component) -> Iterator[Probl
         yield resolved.problem(Code.WEIGHTS_MISSING, component.path, what, fix=fix)
 
 
-def not_supported_yet(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
-    """What version 1 of the file may say and this version of dmconfig cannot do: refused by name, never ignored."""
-    for name, entry in spec.words.items():
-        if isinstance(entry, str) and entry in STRATEGIES and entry not in SUPPORTED_STRATEGIES:
-            path: ConfigPath = ("device_map", name) if name else ("device_map",)
-            what = f"strategy {entry!r} is not supported yet"
-            fix = "use balanced, with low_memory for what does not fit"
-            yield resolved.problem(Code.NOT_SUPPORTED_YET, path, what, fix=fix)
+def strategies_that_bring(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
+    """Some strategies say themselves how weights are brought, so a low_memory word beside them is one too many."""
+    words = {
+        "balanced_low_memory": "it brings what does not fit whole",
+        "balanced_ultra_low_memory": "it brings what does not fit layer by layer",
+        "auto": "it chooses how what does not fit is brought",
+    }
+    if spec.low_memory != "none" and spec.strategy in words:
+        what = f"device_map says {spec.strategy}, and {words[spec.strategy]}; low_memory says {spec.low_memory}"
+        fix = "remove low_memory, or use device_map: balanced with it"
+        yield resolved.problem(Code.CONTRADICTION, ("low_memory",), what, fix=fix, key=True)
 
 
 def nothing_runs_on_disk(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
@@ -109,6 +114,18 @@ def nothing_runs_on_disk(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
     if spec.execution_device == DISK:
         path, fix = ("execution_device",), "name an accelerator or cpu"
         yield resolved.problem(Code.BAD_DEVICE, path, "nothing can run on disk", fix=fix)
+
+
+def quantised_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001
+    """Weights that are stored quantised are loaded by libraries with rules of their own for placing them."""
+    for component in assembly.modules:
+        config = model_config(component)
+        method = config.get("quantization_config")
+        if method is not None:
+            name = method.get("quant_method", "") if isinstance(method, dict) else ""
+            what = f"{component.name!r} is stored quantised{f' ({name})' if name else ''}, which is not supported yet"
+            fix = f"give components.{component.name} a source with plain weights"
+            yield resolved.problem(Code.NOT_SUPPORTED_YET, component.path, what, fix=fix)
 
 
 def idle_offload_folder(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
@@ -271,10 +288,7 @@ def group_offload(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterato
     if spec.group_offload != GroupOffloadSpec() and not named and not everywhere:
         what, fix = "nothing is offloaded in groups, so these options mean nothing", "add low_memory: group_offload"
         yield resolved.problem(Code.CONTRADICTION, path, what, fix=fix, key=True)
-    on_disk = any(isinstance(entry, PlacementSpec) and entry.storage == DISK for entry in entries.values())
-    if spec.group_offload.use_stream and (on_disk or spec.may_rest_on_disk):
-        what = "use_stream pins weights in host memory, so they cannot rest on disk"
-        yield resolved.problem(Code.CONTRADICTION, (*path, "use_stream"), what, fix="remove use_stream", key=True)
+    yield from _groups_on_disk(resolved, spec, named)
     for option in ("record_stream", "low_cpu_mem_usage"):
         if getattr(spec.group_offload, option) and not spec.group_offload.use_stream:
             what = f"{option} is for use_stream, which is off"
@@ -289,6 +303,20 @@ def group_offload(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterato
             yield resolved.problem(Code.CONTRADICTION, at, f"{component.name!r}: {refusal}", fix=fix)
 
 
+def _groups_on_disk(resolved: Resolved, spec: Spec, named: Sequence[str]) -> Iterator[Problem]:
+    """What is offloaded in groups does not rest on disk."""
+    what = "group offload copies weights into host memory when it sends them home, so they cannot rest on disk"
+    on_disk = [n for n, entry in spec.placements.items() if isinstance(entry, PlacementSpec) and entry.storage == DISK]
+    for name in on_disk:
+        if name in named:
+            path: ConfigPath = ("device_map", name, "storage")
+            yield resolved.problem(Code.CONTRADICTION, path, what, fix="write offload: sequential, or storage: cpu")
+    if spec.low_memory == "group_offload" and spec.may_rest_on_disk and not on_disk:
+        path = ("offload_folder",) if spec.offload_folder is not None else ("max_memory", DISK)
+        fix = "use low_memory: sequential_cpu_offload, or remove the line"
+        yield resolved.problem(Code.CONTRADICTION, path, what, fix=fix, key=True)
+
+
 def _group_offload_refusal(component: Component, *, by_blocks: bool) -> str:
     """Why a component cannot be offloaded in groups, or nothing."""
     facts = component.facts
@@ -298,6 +326,17 @@ def _group_offload_refusal(component: Component, *, by_blocks: bool) -> str:
         # upstream brings what is outside its blocks on forward, and pipelines enter an autoencoder through decode
         return f"{component.class_name} can be offloaded at leaf_level, not at block_level"
     return ""
+
+
+def calls_of_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """Every name under ``calls`` is a component that is loaded and has weights."""
+    known = [component.name for component in assembly.modules]
+    for name in spec.calls:
+        if name not in known:
+            what = f"{name!r} is not a component with weights"
+            meant = nearest(name, known)
+            fix = f"did you mean {meant!r}?" if meant else f"its components are: {', '.join(known)}"
+            yield resolved.problem(Code.UNKNOWN_COMPONENT, ("calls", name), what, fix=fix, key=True)
 
 
 def call_arguments(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:

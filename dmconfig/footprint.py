@@ -88,9 +88,20 @@ def measure_tensors(
     stored = dominant_dtype(tensors)
     target = dtype or stored
     bits = _bits_of(target)
-    loaded = ((tensor.name, _loaded_bytes(tensor, bits, keep_in_fp32)) for tensor in _without_ties(tensors, tied))
+    loaded = loaded_sizes(tensors, dtype=target, keep_in_fp32=keep_in_fp32, tied=tied)
     cast = any(_loaded_bytes(tensor, bits, keep_in_fp32) != tensor.nbytes for tensor in tensors) or target != stored
     return Footprint(dtype=target, stored_dtype=stored, needs_cast=cast, measured_from="weights", **group_sizes(loaded))
+
+
+def loaded_sizes(
+    tensors: Sequence[TensorInfo], *, dtype: str, keep_in_fp32: tuple[str, ...] = (), tied: tuple[str, ...] = ()
+) -> Iterator[tuple[str, int]]:
+    """Yield name and bytes of every stored tensor once it is loaded in dtype, tied ones once; see ``measure_tensors``.
+
+    Raises: ValueError: dtype is not a floating dtype.
+    """
+    bits = _bits_of(dtype)
+    return ((tensor.name, _loaded_bytes(tensor, bits, keep_in_fp32)) for tensor in _without_ties(tensors, tied))
 
 
 def group_sizes(tensors: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -85,7 +85,8 @@ class Inventory:
 
     ``disk`` is None when nothing is known of it, which limits nothing. ``unified`` names the accelerators whose memory
     is the host's own. ``links`` and ``speeds`` are the ones that are known, in order; ``bandwidth`` and
-    ``flops_per_s`` answer for all. ``pageable_bytes_per_s`` is the most that leaves ordinary host memory.
+    ``flops_per_s`` answer for all. ``pageable_bytes_per_s`` is the most that leaves ordinary host memory. ``remark``
+    may say why it has no accelerators.
     """
 
     accelerators: tuple[Device, ...]
@@ -96,6 +97,7 @@ class Inventory:
     links: tuple[Link, ...] = ()
     speeds: tuple[Speed, ...] = ()
     pageable_bytes_per_s: int | None = None
+    remark: str = ""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -236,7 +238,19 @@ def probe_machine(folder: Path | None = None) -> Inventory:
         unified=tuple(device.id for device, shares_host in found.items() if shares_host),
         links=links_of(card_rates(cards)),
         speeds=speeds_of(card_flops(cards)),
+        remark="" if found else _cpu_build(),
     )
+
+
+def _cpu_build() -> str:
+    """Why torch may see no accelerator that is there: the wheels for the cpu say so in their version."""
+    from importlib.metadata import PackageNotFoundError, version  # takes longer than all else here
+
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        return ""
+    return f"the installed torch {installed} is a build for the cpu alone" if installed.endswith("+cpu") else ""
 
 
 def stated(name: str, size: int) -> Device:

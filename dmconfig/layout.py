@@ -1,13 +1,13 @@
 """How a component is laid out: its modules with their bytes, in the order of the class, so that it can be split.
 
-Weights files tell names and sizes but not classes, and old ones name modules as older versions did; so a component
-that is split over devices is built once on the meta device, from its config alone. Nothing else needs this, and it is
-the only reason for which a plan of known sizes imports torch.
+Where a component's own names are those of its modules, as in diffusers, the headers of its weights tell all that is
+needed. transformers renames what it loads, so a component of it that is split is built once on the meta device, from
+its config alone: the only reason for which a plan of known sizes imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ class LaidOutModule:
     """One module: ``own_bytes`` are its own tensors, without its children.
 
     ``whole``: it stays on one device, because the class says so of its blocks, or because it has nothing below.
-    ``shares_with`` is the module that holds a tensor of this one first (a tied weight).
+    ``shares_with`` is the module that holds a tensor of this one first (a tied weight, or this very module elsewhere).
     """
 
     path: str
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The modules of one component, parents before children, in the order of the class.
+    """The modules of one component that hold weights or parts that do, parents before children, in the class's order.
 
     ``can_split`` tells whether the class says which of its modules stay whole (``_no_split_modules``).
     """
@@ -101,6 +101,46 @@ def nearest_ancestor(path: str, paths: Mapping[str, Any]) -> str:
     return path
 
 
+def layout_of_tensors(sizes: Iterable[tuple[str, int]], *, order: Sequence[str], can_split: bool) -> Layout:
+    """Return the layout that the names of tensors tell, with the bytes of each, tied ones once.
+
+    Members of lists stay whole (``transformer_blocks.7``): they are the blocks that classes name, or hold them.
+
+    Args:
+        sizes: name and bytes of every tensor, once loaded.
+        order: the members of the class in the order it makes them; files have another.
+        can_split: whether the class says which of its modules stay whole.
+    """
+    own: dict[str, int] = {}
+    for name, nbytes in sizes:
+        path = name.rpartition(".")[0]
+        own[path] = own.get(path, 0) + nbytes
+        while path:
+            path = path.rpartition(".")[0]
+            own.setdefault(path, 0)
+    ranks = {member: rank for rank, member in enumerate(order)}
+    paths = sorted(own, key=lambda path: _rank(path, ranks))
+    parents = {path.rpartition(".")[0] for path in paths if path}
+    modules = (LaidOutModule(path, own[path], _is_block(path) or path not in parents) for path in paths)
+    return Layout(modules=tuple(modules), can_split=can_split)
+
+
+def _rank(path: str, ranks: Mapping[str, int]) -> tuple[object, ...]:
+    """The place of a path among all: members of the class as it orders them, members of lists by number."""
+    first, *rest = path.split(".")
+    return (-1,) if not path else (ranks.get(first, len(ranks)), first, *(_number_or_name(part) for part in rest))
+
+
+def _number_or_name(part: str) -> tuple[int, str]:
+    return (int(part), "") if part.isdigit() else (-1, part)
+
+
+def _is_block(path: str) -> bool:
+    """Tell whether a path is a member of a list that is within no member of another."""
+    *above, last = path.split(".")
+    return last.isdigit() and not any(part.isdigit() for part in above)
+
+
 def lay_out(folder: Path, library: str, class_name: str, dtype: str) -> Layout:
     """Return how the component in folder is laid out once loaded in dtype. Imports torch; reads no weight.
 
@@ -126,7 +166,8 @@ def layout_of(module: Any, dtype: str) -> Layout:
 
 def _modules(root: Any, sizes: Mapping[str, int], keep_whole: frozenset[str]) -> Iterator[LaidOutModule]:
     holders: dict[int, str] = {}  # of each tensor, the module that holds it first
-    for path, module in root.named_modules():
+    # also one that is in two places, as the embeddings of T5 are before transformers 5: it moves as a tied weight does
+    for path, module in root.named_modules(remove_duplicate=False):
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         shared = next((holders[id(tensor)] for _, tensor in own if id(tensor) in holders), None)
         nbytes = sum(sizes[f"{path}.{name}" if path else name] for name, tensor in own if id(tensor) not in holders)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError
-from dmconfig.footprint import Footprint, dominant_dtype, fp32_patterns, measure_configs, measure_tensors
-from dmconfig.layout import Layout, lay_out
+from dmconfig.footprint import (
+    Footprint,
+    dominant_dtype,
+    fp32_patterns,
+    loaded_sizes,
+    measure_configs,
+    measure_tensors,
+)
+from dmconfig.layout import Layout, lay_out, layout_of_tensors
+from dmconfig.layouts import packaged_layout
 from dmconfig.resolve import Resolved
-from dmconfig.spec import PlacementSpec, Spec
+from dmconfig.spec import Spec
 from dmconfig.weights import WeightFiles, find_weights, read_tensors
 
 AUTO = "auto"
@@ -39,30 +49,54 @@ def measure(resolved: Resolved, assembly: Assembly) -> Mapping[str, Footprint]:
 def lay_out_split(
     resolved: Resolved, spec: Spec, assembly: Assembly, footprints: Mapping[str, Footprint]
 ) -> Mapping[str, Layout]:
-    """Return the layout of every component that the file splits. Imports torch only when there is one.
+    """Return the layout of every component that the file splits, and of those that ``auto`` may split.
 
-    Raises: SourceError: a component's config is not on this machine, or its class cannot be built from it.
+    Imports torch only for a component of transformers, or one of which there are only configs.
+
+    Raises: SourceError: nothing on this machine tells how a component of the file's own choice is laid out.
     """
     layouts: dict[str, Layout] = {}
     problems: list[Problem] = []
     for component in assembly.modules:
-        entry = spec.placements.get(component.name)
-        if not spec.parts_of(component.name) and not (isinstance(entry, PlacementSpec) and entry.is_spread):
-            continue
-        name, folder = component.name, component.folder
-        if folder is None:
-            what = f"how {name!r} ({component.class_name}) can be split cannot be known here"
-            why = f"its config, a part of {component.source.text}, is not on this machine"
-            fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
-            problems.append(resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix))
+        if not spec.splits(component.name):
+            if spec.may_split(component.name) and (layout := _known_layout(component, footprints[component.name])):
+                layouts[component.name] = layout
             continue
         try:
-            layouts[name] = lay_out(folder, component.library, component.class_name, footprints[name].dtype)
+            layouts[component.name] = _layout(component, footprints[component.name], resolved)
         except DMConfigError as error:
             problems.extend(error.problems)
     if problems:
         raise SourceError(problems)
     return layouts
+
+
+def _layout(component: Component, size: Footprint, resolved: Resolved) -> Layout:
+    known = _known_layout(component, size)
+    if known is not None:
+        return known
+    if component.folder is not None:
+        return lay_out(component.folder, component.library, component.class_name, size.dtype)
+    what = f"how {component.name!r} ({component.class_name}) can be split cannot be known here"
+    why = f"its config, a part of {component.source.text}, is not on this machine"
+    fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
+    raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
+
+
+def _known_layout(component: Component, size: Footprint) -> Layout | None:
+    """The layout that the weights of a diffusers component, or the packaged layouts, tell without building it."""
+    if component.library != "diffusers":
+        return None
+    can_split = component.facts.no_split_modules is not None
+    files = component_weights(component)
+    if files is not None:
+        tensors = read_tensors(files)
+        patterns = _patterns(component, size.dtype)
+        sizes = loaded_sizes(tensors, dtype=size.dtype, keep_in_fp32=patterns, tied=_tied(component))
+        return layout_of_tensors(sizes, order=component.facts.members, can_split=can_split)
+    if component.source.hub_id is None:
+        return None
+    return packaged_layout(component.source.hub_id, component.name, component.class_name, size.dtype)
 
 
 def component_weights(component: Component) -> WeightFiles | None:
@@ -76,6 +110,17 @@ def component_weights(component: Component) -> WeightFiles | None:
     if files is None and component.variant and not component.variant_required:
         files = find_weights(component.folder, library=component.library, variant=None)
     return files
+
+
+def model_config(component: Component) -> Mapping[str, Any]:
+    """Return the config of a component with weights; empty where it is not here or is none, which its loader tells."""
+    if component.folder is None:
+        return {}
+    try:
+        config = json.loads((component.folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _measure(component: Component, resolved: Resolved) -> Footprint:
@@ -96,14 +141,28 @@ def _measure(component: Component, resolved: Resolved) -> Footprint:
 
 def _from_weights(component: Component, files: WeightFiles, dtype: str | None) -> Footprint:
     tensors = read_tensors(files)
+    patterns = _patterns(component, dtype or dominant_dtype(tensors))
+    return measure_tensors(tensors, dtype=dtype, keep_in_fp32=patterns, tied=_tied(component))
+
+
+def _tied(component: Component) -> tuple[str, ...]:
+    """The names that are second names of another weight; a head is none where the config says that it is not tied.
+
+    Encoders without a head tie their embeddings whatever the config says.
+    """
+    keys = component.facts.tied_weights_keys
+    untied = model_config(component).get("tie_word_embeddings") is False
+    return tuple(key for key in keys if not (untied and "lm_head" in key))
+
+
+def _patterns(component: Component, dtype: str) -> tuple[str, ...]:
     facts = component.facts
-    patterns = fp32_patterns(
+    return fp32_patterns(
         library=component.library,
-        dtype=dtype or dominant_dtype(tensors),
+        dtype=dtype,
         keep=facts.keep_in_fp32_modules,
         keep_strict=facts.keep_in_fp32_modules_strict,
     )
-    return measure_tensors(tensors, dtype=dtype, keep_in_fp32=patterns, tied=facts.tied_weights_keys)
 
 
 def _from_catalogue(component: Component, dtype: str | None) -> Footprint | None:

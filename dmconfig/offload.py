@@ -15,7 +15,7 @@ import shutil
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dmconfig.errors import Code, DispatchError, Problem
 from dmconfig.units import format_bytes
@@ -83,9 +83,13 @@ class OffloadFolder:
             named[name].data = tensor
 
     def bring_back(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Copy parameters into memory."""
+        """Copy parameters into memory; those that share a weight share its copy."""
+        copies: dict[tuple[Any, ...], torch.Tensor] = {}
         for parameter in parameters:
-            parameter.data = parameter.data.clone()
+            key = (parameter.data_ptr(), parameter.dtype, parameter.shape, parameter.stride())
+            if key not in copies:
+                copies[key] = parameter.data.clone()
+            parameter.data = copies[key]
 
     def close(self) -> None:
         """Remove the sub-folder and all that is in it. May be called twice."""
@@ -143,7 +147,7 @@ def _remove_own(folder: Path, lock: BaseFileLock, owner: int) -> None:
 
 
 def _remove(folder: Path, lock: BaseFileLock) -> bool:
-    """Remove a sub-folder and its lock, and tell whether it is gone; as long as it is not, its lock file tells of it."""
+    """Remove a sub-folder and its lock file, and tell whether it is gone; else its lock file stays to tell of it."""
     shutil.rmtree(folder, ignore_errors=True)
     lock.release()  # first: some systems do not remove a file that is open
     is_gone = not folder.exists()

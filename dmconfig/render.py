@@ -156,6 +156,7 @@ def _assignment_data(assignment: Assignment) -> dict[str, Any]:
         "residency": assignment.residency.value,
         "reason": assignment.reason,
         "parts": [_part_data(part) for part in assignment.parts],
+        "is_written": assignment.is_written,
     }
 
 

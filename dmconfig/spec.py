@@ -37,7 +37,6 @@ DEFAULT_RESERVE = 3 * GIB // 2
 STRATEGIES = (
     "balanced", "balanced_low_0", "sequential", "balanced_low_memory", "balanced_ultra_low_memory", "auto",
 )  # fmt: skip
-SUPPORTED_STRATEGIES = ("balanced",)
 DEFAULT = "default"
 """The key of a device map that stands for every component it does not name."""
 DTYPES = {
@@ -112,7 +111,7 @@ Dtype = Annotated[str, BeforeValidator(_dtype), Field(json_schema_extra={"enum":
 Word = Annotated[
     str,
     BeforeValidator(_word, json_schema_input_type=str | int),
-    Field(description=f"A strategy ({', '.join(SUPPORTED_STRATEGIES)}) or one device: {DEVICE_FORMS}."),
+    Field(description=f"A strategy ({', '.join(STRATEGIES)}) or one device: {DEVICE_FORMS}."),
 ]
 
 
@@ -249,6 +248,11 @@ class Spec(Model):
         "cast; what is written there is removed when the pipeline is unloaded. Relative to this file. Naming it lets "
         "what low_memory offloads rest on disk when the cpu has no room.",
     )
+    calls: dict[str, Annotated[float, Field(gt=0, strict=False)]] = Field(
+        default_factory=dict,
+        description="How often a component runs per generation, by name: what the times of plans and the strategy auto "
+        "go by. Default: as its class does, a denoiser once per step.",
+    )
     call: dict[str, Any] = Field(
         default_factory=dict,
         description="Defaults for the pipeline's call, by parameter name; `seed` makes the generator.",
@@ -263,6 +267,21 @@ class Spec(Model):
     def placements(self) -> Mapping[str, str | PlacementSpec]:
         """The entries of the device map; none where it is one word."""
         return self.device_map if isinstance(self.device_map, dict) else {}
+
+    @property
+    def strategy(self) -> str | None:
+        """The strategy that places what no entry of the device map names, or None where there is none."""
+        word = self.words.get("", self.words.get(DEFAULT))
+        return word if isinstance(word, str) and word in STRATEGIES else None
+
+    def splits(self, component: str) -> bool:
+        """Tell whether the device map has a component in parts, or spread over a list of devices."""
+        entry = self.placements.get(component)
+        return bool(self.parts_of(component)) or (isinstance(entry, PlacementSpec) and entry.is_spread)
+
+    def may_split(self, component: str) -> bool:
+        """Tell whether the strategy may split a component: it is ``auto``, and no entry names the component."""
+        return self.strategy == "auto" and component not in self.placements and not self.parts_of(component)
 
     def parts_of(self, component: str) -> tuple[str, ...]:
         """Return the keys of the device map that name parts of a component."""
@@ -381,10 +400,10 @@ def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
     """Add what else is accepted at path, and what was most likely meant."""
     takes_strategy = path in (("device_map",), ("device_map", DEFAULT))
     if takes_strategy:
-        what += f"; or a strategy: {', '.join(SUPPORTED_STRATEGIES)}"
+        what += f"; or a strategy: {', '.join(STRATEGIES)}"
     if not isinstance(given, str):
         return what, ""
-    meant = (nearest(given, SUPPORTED_STRATEGIES) if takes_strategy else None) or nearest_device(given)
+    meant = (nearest(given, STRATEGIES) if takes_strategy else None) or nearest_device(given)
     if meant:
         return what, f"did you mean {meant!r}?"
     key = str(path[-1])

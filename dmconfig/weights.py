@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ DTYPE_BITS = {
 }  # fmt: skip
 """Bits per element of every dtype of the format, under the names that safetensors 0.8 accepts."""
 
-_LENGTH = struct.Struct("<Q")
-_MAX_HEADER_BYTES = 100_000_000
-_LFS_POINTER = b"version https://git-lfs"
+LENGTH = struct.Struct("<Q")
+MAX_HEADER_BYTES = 100_000_000
+LFS_POINTER = b"version https://git-lfs"
 _NAMES_SHOWN = 5
 
 
@@ -59,11 +59,11 @@ class WeightFiles:
     variant: str | None
 
 
-class _BadFileError(Exception):
-    """Carries the sentence about what is wrong out of the parsing below; never leaves this module."""
+class BadFileError(Exception):
+    """Carries the sentence about what is wrong with a file out of its parsing; ``read_header`` and the like turn it."""
 
 
-class _TruncatedError(_BadFileError):
+class TruncatedError(BadFileError):
     """The file ends before what its header describes."""
 
 
@@ -80,9 +80,9 @@ def read_header(file: Path) -> tuple[TensorInfo, ...]:
     try:
         return _read_header(file)
     except OSError as error:
-        raise SourceError([_unreadable(file, error)]) from error
-    except _BadFileError as error:
-        raise SourceError([_corrupt(file, error)]) from error
+        raise SourceError([unreadable(file, error)]) from error
+    except BadFileError as error:
+        raise SourceError([corrupt(file, error)]) from error
 
 
 def find_weights(folder: Path, *, library: str, variant: str | None) -> WeightFiles | None:
@@ -125,9 +125,9 @@ def read_tensors(files: WeightFiles) -> tuple[TensorInfo, ...]:
             by_file[file] = read_header(file)
         except SourceError as error:
             problems += error.problems
-    problems += _repeated_names(by_file)
+    problems += repeated_names(by_file)
     if files.index is not None:
-        problems += _index_differences(files.index, by_file)
+        problems += _differences(files.index, by_file)
     if problems:
         raise SourceError(problems)
     return tuple(tensor for file in files.files for tensor in by_file[file])
@@ -139,43 +139,46 @@ def read_tensors(files: WeightFiles) -> tuple[TensorInfo, ...]:
 def _read_header(file: Path) -> tuple[TensorInfo, ...]:
     file_bytes = file.stat().st_size
     with file.open("rb") as stream:
-        start = stream.read(len(_LFS_POINTER))
-        if start == _LFS_POINTER:
-            raise _BadFileError("is a Git LFS pointer, not the weights themselves")
-        if len(start) < _LENGTH.size:
-            raise _TruncatedError(
-                f"is truncated: a safetensors file has at least {_LENGTH.size} bytes, this one has {file_bytes}"
+        start = stream.read(len(LFS_POINTER))
+        if start == LFS_POINTER:
+            raise BadFileError("is a Git LFS pointer, not the weights themselves")
+        if len(start) < LENGTH.size:
+            raise TruncatedError(
+                f"is truncated: a safetensors file has at least {LENGTH.size} bytes, this one has {file_bytes}"
             )
-        (header_bytes,) = _LENGTH.unpack_from(start)
-        _check_header_length(header_bytes, file_bytes)
-        stream.seek(_LENGTH.size)
-        tensors = _parse_header(stream.read(header_bytes))
-    _check_file_length(_LENGTH.size + header_bytes + sum(tensor.nbytes for tensor in tensors), file_bytes)
+        (header_bytes,) = LENGTH.unpack_from(start)
+        check_header_length(header_bytes, file_bytes)
+        stream.seek(LENGTH.size)
+        tensors = parse_header(stream.read(header_bytes))
+    check_file_length(LENGTH.size + header_bytes + sum(tensor.nbytes for tensor in tensors), file_bytes)
     return tensors
 
 
-def _check_header_length(header_bytes: int, file_bytes: int) -> None:
+def check_header_length(header_bytes: int, file_bytes: int) -> None:
+    """Raise BadFileError or TruncatedError unless a header of this length is possible in a file of this length."""
     if header_bytes == 0:
-        raise _BadFileError("is corrupt: its header is empty")
-    if header_bytes > _MAX_HEADER_BYTES:
-        raise _BadFileError(
+        raise BadFileError("is corrupt: its header is empty")
+    if header_bytes > MAX_HEADER_BYTES:
+        raise BadFileError(
             f"is no safetensors file, or corrupt: its header would take {format_bytes(header_bytes)}, "
-            f"the format allows {format_bytes(_MAX_HEADER_BYTES)}"
+            f"the format allows {format_bytes(MAX_HEADER_BYTES)}"
         )
-    if _LENGTH.size + header_bytes > file_bytes:
-        described, held = _two_sizes(_LENGTH.size + header_bytes, file_bytes)
-        raise _TruncatedError(f"is truncated: its header alone ends at {described}, the file holds {held}")
+    if LENGTH.size + header_bytes > file_bytes:
+        described, held = _two_sizes(LENGTH.size + header_bytes, file_bytes)
+        raise TruncatedError(f"is truncated: its header alone ends at {described}, the file holds {held}")
 
 
-def _check_file_length(described_bytes: int, file_bytes: int) -> None:
+def check_file_length(described_bytes: int, file_bytes: int) -> None:
+    """Raise unless a file is exactly as long as it says: BadFileError, or TruncatedError where it is shorter."""
     described, held = _two_sizes(described_bytes, file_bytes)
     if file_bytes < described_bytes:
-        raise _TruncatedError(f"is truncated: its header describes {described}, the file holds {held}")
+        raise TruncatedError(f"is truncated: its header describes {described}, the file holds {held}")
     if file_bytes > described_bytes:
-        raise _BadFileError(f"is corrupt: its header describes {described}, the file holds {held}")
+        raise BadFileError(f"is corrupt: its header describes {described}, the file holds {held}")
 
 
-def _parse_header(text: bytes) -> tuple[TensorInfo, ...]:
+def parse_header(text: bytes) -> tuple[TensorInfo, ...]:
+    """Return the tensors that the text of a header describes. Raises: BadFileError."""
     header = _parse_object(text, "its header")
     _check_metadata(header.pop("__metadata__", None))
     placed = sorted(
@@ -191,11 +194,11 @@ def _parse_object(text: bytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=lambda pairs: _without_repeats(pairs, what))
     except UnicodeDecodeError as error:
-        raise _BadFileError(f"is corrupt: {what} is not UTF-8 text") from error
+        raise BadFileError(f"is corrupt: {what} is not UTF-8 text") from error
     except (ValueError, RecursionError) as error:  # the latter: a header of a million opening brackets
-        raise _BadFileError(f"is corrupt: {what} is not JSON") from error
+        raise BadFileError(f"is corrupt: {what} is not JSON") from error
     if not isinstance(value, dict):
-        raise _BadFileError(f"is corrupt: {what} is not a JSON object")
+        raise BadFileError(f"is corrupt: {what} is not a JSON object")
     return value
 
 
@@ -203,7 +206,7 @@ def _without_repeats(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _BadFileError(f"is corrupt: {what} has the name {key!r} twice")
+            raise BadFileError(f"is corrupt: {what} has the name {key!r} twice")
         found[key] = value
     return found
 
@@ -212,29 +215,29 @@ def _check_metadata(metadata: object) -> None:
     if metadata is None:
         return
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _BadFileError("is corrupt: __metadata__ in its header is not a map from text to text")
+        raise BadFileError("is corrupt: __metadata__ in its header is not a map from text to text")
 
 
 def _parse_offsets(name: str, entry: object) -> tuple[int, int]:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise _BadFileError(f"is corrupt: tensor {name!r} lacks its dtype, shape or data_offsets")
+        raise BadFileError(f"is corrupt: tensor {name!r} lacks its dtype, shape or data_offsets")
     offsets = entry["data_offsets"]
     if not _are_whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _BadFileError(f"is corrupt: data_offsets of tensor {name!r} are {offsets!r}, not a begin and an end")
+        raise BadFileError(f"is corrupt: data_offsets of tensor {name!r} are {offsets!r}, not a begin and an end")
     return offsets[0], offsets[1]
 
 
 def _parse_tensor(name: str, entry: dict[str, Any]) -> TensorInfo:
     dtype, shape = entry["dtype"], entry["shape"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _BadFileError(f"is corrupt: tensor {name!r} has the unknown dtype {dtype!r}")
+        raise BadFileError(f"is corrupt: tensor {name!r} has the unknown dtype {dtype!r}")
     if not _are_whole_numbers(shape):
-        raise _BadFileError(f"is corrupt: tensor {name!r} has the shape {shape!r}, not a list of whole numbers")
+        raise BadFileError(f"is corrupt: tensor {name!r} has the shape {shape!r}, not a list of whole numbers")
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     begin, end = entry["data_offsets"]
     if bits != (end - begin) * 8:
         needed = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
-        raise _BadFileError(
+        raise BadFileError(
             f"is corrupt: tensor {name!r} of dtype {dtype} and shape {shape!r} takes {needed}, "
             f"its data_offsets give it {end - begin} bytes"
         )
@@ -250,11 +253,11 @@ def _check_coverage(placed: Iterable[tuple[int, int, TensorInfo]]) -> None:
     covered, before = 0, ""
     for begin, end, tensor in placed:
         if begin < covered:
-            raise _BadFileError(
+            raise BadFileError(
                 f"is corrupt: tensor {tensor.name!r} begins at byte {begin}, before tensor {before!r} ends at {covered}"
             )
         if begin > covered:
-            raise _BadFileError(f"is corrupt: bytes {covered} to {begin} of its data belong to no tensor")
+            raise BadFileError(f"is corrupt: bytes {covered} to {begin} of its data belong to no tensor")
         covered, before = end, tensor.name
 
 
@@ -294,28 +297,37 @@ def _shards(index: Path) -> tuple[Path, ...]:
 
 def _read_weight_map(index: Path) -> dict[str, str]:
     try:
-        return _parse_weight_map(index.read_bytes())
+        return parse_weight_map(index.read_bytes())
     except OSError as error:
-        raise SourceError([_unreadable(index, error, kind="weights index")]) from error
-    except _BadFileError as error:
-        raise SourceError([_corrupt(index, error, kind="weights index")]) from error
+        raise SourceError([unreadable(index, error, kind="weights index")]) from error
+    except BadFileError as error:
+        raise SourceError([corrupt(index, error, kind="weights index")]) from error
 
 
-def _parse_weight_map(text: bytes) -> dict[str, str]:
+def parse_weight_map(text: bytes) -> dict[str, str]:
+    """Return file by tensor from the text of an index. Raises: BadFileError."""
     content = _parse_object(text, "its text")
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise _BadFileError("is corrupt: it has no weight_map from tensors to files")
+        raise BadFileError("is corrupt: it has no weight_map from tensors to files")
     if not isinstance(content.get("metadata"), dict):
-        raise _BadFileError("is corrupt: it has no metadata, which the loaders require")
+        raise BadFileError("is corrupt: it has no metadata, which the loaders require")
     for tensor, file in weight_map.items():
         # plain names only: an index must not reach outside its folder
         if not isinstance(file, str) or not file or Path(file).name != file or "\\" in file:
-            raise _BadFileError(f"is corrupt: it places tensor {tensor!r} in {file!r}, not a file of its folder")
+            raise BadFileError(f"is corrupt: it places tensor {tensor!r} in {file!r}, not a file of its folder")
     return weight_map
 
 
-def _repeated_names(by_file: dict[Path, tuple[TensorInfo, ...]]) -> list[Problem]:
+def _differences(index: Path, by_file: Mapping[Path, tuple[TensorInfo, ...]]) -> Sequence[Problem]:
+    try:
+        return index_differences(index, _read_weight_map(index), by_file)
+    except SourceError as error:
+        return error.problems
+
+
+def repeated_names(by_file: Mapping[Path, tuple[TensorInfo, ...]]) -> list[Problem]:
+    """Return a problem per pair of files that hold tensors of the same name."""
     owner: dict[str, Path] = {}
     repeated: dict[tuple[Path, Path], list[str]] = {}
     for file, tensors in by_file.items():
@@ -335,11 +347,10 @@ def _repeated_names(by_file: dict[Path, tuple[TensorInfo, ...]]) -> list[Problem
     ]
 
 
-def _index_differences(index: Path, by_file: dict[Path, tuple[TensorInfo, ...]]) -> list[Problem]:
-    try:
-        weight_map = _read_weight_map(index)
-    except SourceError as error:
-        return list(error.problems)
+def index_differences(
+    index: Path, weight_map: Mapping[str, str], by_file: Mapping[Path, tuple[TensorInfo, ...]]
+) -> list[Problem]:
+    """Return a problem per file that lacks what an index lists there, or holds what it does not."""
     listed: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
         listed.setdefault(name, []).append(tensor)
@@ -366,13 +377,15 @@ def _differs(file: Path, index: Path, has: str, says: str, names: Sequence[str])
 # Words
 
 
-def _corrupt(file: Path, error: _BadFileError, *, kind: str = "weights file") -> Problem:
-    why = "the download was interrupted, or is still running" if isinstance(error, _TruncatedError) else ""
+def corrupt(file: Path, error: BadFileError, *, kind: str = "weights file") -> Problem:
+    """Return the problem of a file that breaks its format."""
+    why = "the download was interrupted, or is still running" if isinstance(error, TruncatedError) else ""
     fix = "run git lfs pull, or download it again" if "Git LFS" in str(error) else "download it again"
     return Problem(code=Code.WEIGHTS_CORRUPT, what=f"{kind} {_short(file)} {error}", why=why, fix=fix, origin=str(file))
 
 
-def _unreadable(file: Path, error: OSError, *, kind: str = "weights file") -> Problem:
+def unreadable(file: Path, error: OSError, *, kind: str = "weights file") -> Problem:
+    """Return the problem of a file that the system does not let us read."""
     return Problem(
         code=Code.WEIGHTS_MISSING,
         what=f"{kind} {_short(file)} cannot be read: {error.strerror or error}",

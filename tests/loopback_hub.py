@@ -1,7 +1,7 @@
 """A hub on 127.0.0.1 for the real client: serves repositories made from folders, notes what is asked, fails on demand.
 
 It answers what huggingface_hub asks when it lists and downloads a model: info, tree, and resolve with HEAD, GET and
-byte ranges. Uploads, redirects to other hosts and Xet storage are left out.
+byte ranges, or a redirect to another host. Uploads and Xet storage are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Repo:
     ``failure`` is what happens to its files: ``gated`` refuses them (listing stays open, as on the hub), ``error``
     answers 500 to everything, ``truncated`` breaks each body off in the middle, ``truncated-once`` only the first
     of each file. The files in ``broken_files`` are refused with 500; a ``private`` repository, as on the hub, reads
-    like one that is not there.
+    like one that is not there. With ``ignores_ranges`` a part of a file is answered with all of it; with
+    ``kept_at``, the URL of another hub, files are kept there and one is sent to them, as for large files of the hub.
     """
 
     files: dict[str, bytes]
@@ -33,6 +34,8 @@ class Repo:
     failure: str = ""
     broken_files: frozenset[str] = frozenset()
     private: bool = False
+    ignores_ranges: bool = False
+    kept_at: str = ""
 
     @property
     def commit(self) -> str:
@@ -45,12 +48,17 @@ class Repo:
 
 @dataclass(kw_only=True)
 class Hub:
-    """The repositories, and every request in order (``GET name/of/repo file``)."""
+    """The repositories, and every request in order (``GET name/of/repo file``).
+
+    ``sent`` counts the bytes of the bodies that were sent, per repository and file; ``tokens`` are those it was shown.
+    """
 
     url: str
     repos: dict[str, Repo] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     broken_off: set[str] = field(default_factory=set)
+    sent: dict[str, int] = field(default_factory=dict)
+    tokens: set[str] = field(default_factory=set)
 
     def add(self, hub_id: str, folder: Path | None = None, more: Mapping[str, bytes] | None = None) -> Repo:
         """Serve the files of folder, and more, as hub_id."""
@@ -107,6 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _answer(self) -> None:
+        self.hub.tokens.update(self.headers.get_all("Authorization", []))
         match unquote(urlsplit(self.path).path).strip("/").split("/"):
             case ["api", "models", owner, name, *rest]:
                 self._api(f"{owner}/{name}", rest)
@@ -156,27 +165,54 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(500, "")
         elif name not in repo.files:
             self._refuse(404, "EntryNotFound")
+        elif repo.kept_at:
+            self._redirect(f"{repo.kept_at}/{hub_id}/resolve/{revision}/{name}?signature=x")
         else:
-            self._send(repo, name, repo.files[name])
+            self._send(hub_id, repo, name)
 
-    def _send(self, repo: Repo, name: str, data: bytes) -> None:
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        self.send_response(206 if start else 200)
+    def _send(self, hub_id: str, repo: Repo, name: str) -> None:
+        data = repo.files[name]
+        asked = self.headers.get("Range") if not repo.ignores_ranges else None
+        first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
+        start, end = int(first), min(int(last or len(data)) + 1, len(data))
+        if asked and start >= len(data):
+            self._refuse(416, "", {"Content-Range": f"bytes */{len(data)}"})
+            return
+        self.send_response(206 if asked else 200)
         self.send_header("ETag", f'"{_blob_id(data)}"')
         self.send_header("X-Repo-Commit", repo.commit)
         self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(len(data) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(end - start))
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
         self.end_headers()
         if self.command == "HEAD":
             return
         if repo.failure == "truncated" or (repo.failure == "truncated-once" and name not in self.hub.broken_off):
             self.hub.broken_off.add(name)
-            self.wfile.write(data[start : (start + len(data)) // 2])
+            self._write(hub_id, name, data[start : (start + end) // 2])
             self.close_connection = True
             return
-        self.wfile.write(data[start:])
+        self._write(hub_id, name, data[start:end])
+
+    def _write(self, hub_id: str, name: str, data: bytes) -> None:
+        """Send data piece by piece, and count it; a client that has enough hangs up."""
+        key = f"{hub_id} {name}"
+        self.hub.sent.setdefault(key, 0)
+        for begin in range(0, len(data), 2**16):
+            piece = data[begin : begin + 2**16]
+            self.hub.sent[key] += len(piece)  # before the client can have it, and look
+            try:
+                self.wfile.write(piece)
+            except OSError:
+                self.close_connection = True
+                return
+
+    def _redirect(self, url: str) -> None:
+        self.send_response(302)
+        self.send_header("Location", url)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _json(self, value: Any) -> None:
         data = json.dumps(value).encode()
@@ -186,8 +222,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _refuse(self, status: int, code: str) -> None:
+    def _refuse(self, status: int, code: str, more: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
+        for name, value in (more or {}).items():
+            self.send_header(name, value)
         if code:
             self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", "0")

@@ -45,7 +45,8 @@ def _misplaced(
     assignment: Assignment, each: Assignment | Part, modules: Sequence[torch.nn.Module]
 ) -> Iterator[Problem]:
     name = f"{assignment.component}.{each.path}" if isinstance(each, Part) and each.path else assignment.component
-    found = {_place(tensor, owned=_is_owned(module)) for module in modules for tensor in tensors_of(module)}
+    owned = _owned(modules)
+    found = {_place(tensor, owned=module in owned) for module in modules for tensor in tensors_of(module)}
     wrong = sorted(found - _right_places(each))
     if wrong:
         what = f"{name} was planned on {each.storage_device} and is on {', '.join(wrong)}"
@@ -78,8 +79,15 @@ def _in_memory(modules: Sequence[torch.nn.Module]) -> int:
     if not _MAPS.exists():
         return 0
     ranges = _mapped_files()
-    addresses = {tensor.data_ptr() for module in modules for tensor in _resting(module) if tensor.numel()}
+    own = [module for module in modules if module not in _adapters(modules)]
+    addresses = {tensor.data_ptr() for module in own for tensor in _resting(module) if tensor.numel()}
     return sum(not any(start <= address < end for start, end in ranges) for address in addresses)
+
+
+def _adapters(modules: Sequence[torch.nn.Module]) -> set[torch.nn.Module]:
+    """What peft has put beside layers: it came of another file, and stays in memory."""
+    held = (getattr(layer, name, None) for layer in modules for name in getattr(layer, "adapter_layer_names", ()))
+    return {part for adapter in held if isinstance(adapter, torch.nn.Module) for part in adapter.modules()}
 
 
 def _resting(module: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -99,8 +107,10 @@ def _mapped_files() -> list[tuple[int, int]]:
     return [(int(start, 16), int(end, 16)) for start, end in ranges]
 
 
-def _is_owned(module: torch.nn.Module) -> bool:
-    return hasattr(module, "_hf_hook")
+def _owned(modules: Sequence[torch.nn.Module]) -> set[torch.nn.Module]:
+    """The modules whose weights a hook holds: their own, or one above them that brings all below it."""
+    hooked = [module for module in modules if hasattr(module, "_hf_hook")]
+    return {part for m in hooked for part in (m.modules() if getattr(m._hf_hook, "place_submodules", False) else [m])}
 
 
 def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,15 @@ Submodules are entered through their ``__call__``.
 """
 
 
+@dataclass(slots=True)
+class _Wrapped:
+    """A method we stand before: what the instance had in its place (another's hook, or nothing), and what it has."""
+
+    before: Any
+    entered: Callable[..., Any] | None = None
+    is_active: bool = True
+
+
 class Carrier:
     """Carries the calls of one component. ``device`` is where it runs, ``home`` where the pipeline works."""
 
@@ -42,7 +52,7 @@ class Carrier:
     ) -> None:
         self.module, self.weights, self.device, self.home, self.skip_keys = module, weights, device, home, skip_keys
         self._inside: object | None = None  # the module or method through which the component was entered
-        self._replaced: dict[str, Any] = {}  # name of a wrapped method -> what the instance had in its place
+        self._wrapped: dict[str, _Wrapped] = {}  # by the name of the method
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def attach(self) -> None:
@@ -57,24 +67,30 @@ class Carrier:
                 self._handles += [enter, leave]
 
     def detach(self) -> None:
-        """Step aside: every method is what it was before, and no submodule has a hook of ours."""
-        for name, before in self._replaced.items():
-            if before is None:
+        """Step aside: calls go through as if we were not there, and no submodule has a hook of ours.
+
+        A method that somebody has wrapped since keeps their wrapper, and ours below it lets calls pass.
+        """
+        for name, wrapped in self._wrapped.items():
+            wrapped.is_active = False
+            if vars(self.module).get(name) is not wrapped.entered:
+                continue
+            if wrapped.before is None:
                 del vars(self.module)[name]
             else:
-                vars(self.module)[name] = before
+                vars(self.module)[name] = wrapped.before
         for handle in self._handles:
             handle.remove()
-        self._replaced.clear()
+        self._wrapped.clear()
         self._handles.clear()
 
     def _wrap(self, name: str) -> None:
-        self._replaced[name] = vars(self.module).get(name)  # another's hook, such as accelerate's, or nothing
         method: Callable[..., Any] = getattr(self.module, name)
+        wrapped = _Wrapped(before=vars(self.module).get(name))
 
         @functools.wraps(method)
         def entered(*args: Any, **kwargs: Any) -> Any:
-            if self._inside is not None:
+            if not wrapped.is_active or self._inside is not None:
                 return method(*args, **kwargs)
             self._inside = method
             try:
@@ -84,6 +100,8 @@ class Carrier:
                 self._inside = None
                 self.weights.leave()
 
+        wrapped.entered = entered
+        self._wrapped[name] = wrapped
         vars(self.module)[name] = entered
 
     def _enter_submodule(

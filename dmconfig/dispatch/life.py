@@ -48,13 +48,18 @@ def swap(pipe: Any, name: str, component: Any) -> None:
     if name not in placement.components:
         setattr(pipe, name, component)  # a scheduler or tokenizer has no place
         return
+    if any(tensor.device.type == "meta" for tensor in (*component.parameters(), *component.buffers())):
+        what = f"the new {name} ({type(component).__name__}) has tensors on meta: it was never loaded, or is offloaded"
+        raise _refused(what, "load it with its weights, and remove others' offload hooks from it")
     assignment = _assignment_for(component, placement.components[name].assignment)
     _check_room(placement, assignment)
+    old = placement.components[name].module
     placement.swap(name, component, assignment)
     for each in placement.pipes:
         each.hf_device_map = dict(placement.plan.device_map)
-        if name in each.components:
-            setattr(each, name, component)
+        for slot, part in each.components.items():
+            if part is old:  # an inner pipeline may have it under another name
+                setattr(each, slot, component)
 
 
 def execution_device_of(pipe: Any, component: str) -> torch.device:

@@ -45,11 +45,12 @@ def to_device(
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A copy, with how often it and what it was made of had been written to."""
+    """A copy, with how often it and what it was made of had been written to; ``end`` forgets it with its source."""
 
     tensor: torch.Tensor
     version: int
     source_version: int
+    end: weakref.finalize[Any, Any]
 
 
 class Copies:
@@ -71,12 +72,17 @@ class Copies:
             return made.tensor
         copied = tensor.to(device)
         if source_version >= 0:  # else nobody would tell us that it has been written to
-            self._made[key] = _Copy(copied, version_of(copied), source_version)
-            weakref.finalize(tensor, self._made.pop, key, None).atexit = False
+            if made is not None:
+                made.end.detach()
+            end = weakref.finalize(tensor, self._made.pop, key, None)
+            end.atexit = False
+            self._made[key] = _Copy(copied, version_of(copied), source_version, end)
         return copied
 
     def clear(self) -> None:
         """Let go of every copy."""
+        for copied in self._made.values():
+            copied.end.detach()
         self._made.clear()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +54,23 @@ class PlacedPipeline:
         """Undo the placement: all weights on the cpu, no hook left, and no device map."""
         if self._placement:
             self._placement.release()
+
+    def enable_model_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Hand offloading to diffusers: this undoes the placement first."""
+        self._hand_over(super().enable_model_cpu_offload, *args, **kwargs)  # type: ignore[misc]
+
+    def enable_sequential_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Hand offloading to diffusers: this undoes the placement first."""
+        self._hand_over(super().enable_sequential_cpu_offload, *args, **kwargs)  # type: ignore[misc]
+
+    def enable_group_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Hand offloading to diffusers: this undoes the placement first."""
+        self._hand_over(super().enable_group_offload, *args, **kwargs)  # type: ignore[misc]
+
+    def _hand_over(self, method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if self._placement:
+            self._placement.release()
+        method(*args, **kwargs)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Move the whole pipeline to one device, or cast it: this undoes the placement first."""

@@ -18,7 +18,7 @@ from accelerate.hooks import attach_align_device_hook
 from torch.overrides import TorchFunctionMode
 
 from dmconfig.dispatch.moving import Copies, to_device
-from dmconfig.dispatch.weights import CPU, remove_align_hooks
+from dmconfig.dispatch.weights import CPU, Ties, remove_align_hooks
 from dmconfig.plan import Part, Residency
 
 
@@ -30,23 +30,31 @@ class Split:
         self.parts = {part.path: part for part in parts}
         self._meeting = _Meeting()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._ties: Ties | None = None
 
     def attach(self) -> None:
         """Move every part to its place and stand before it."""
-        for piece in pieces_of(self.module, self.parts):
-            device = torch.device(piece.part.execution_device)
-            if not piece.is_whole:
-                _move_own(piece.module, device)
-                continue
-            if piece.part.residency is Residency.PER_LEAF:
-                _bring_by_leaf(piece.module, device, self.skip_keys)
-            elif any(True for _ in (*piece.module.parameters(), *piece.module.buffers())):
-                piece.module.to(device)
-            else:
-                continue  # without weights it runs wherever its input is
-            enter = _Entry(piece.module, device, self.skip_keys, self._meeting)
-            self._handles.append(piece.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-            self._handles.append(piece.module.register_forward_hook(self._meeting.left_part, always_call=True))
+        self._ties = Ties(self.module)
+        pieces = [*pieces_of(self.module, self.parts)]
+        for piece in pieces:
+            piece.put_weights()
+        whole = [piece for piece in pieces if piece.is_whole and piece.has_tensors]  # others run where their input is
+        weights = [dict(piece.module.state_dict()) for piece in whole]  # before hooks hide any: two may share one
+        for piece, resting in zip(whole, weights, strict=True):
+            self._stand_before(piece, resting)
+
+    def _stand_before(self, piece: Piece, weights: Mapping[str, torch.Tensor]) -> None:
+        if piece.part.residency is Residency.PER_LEAF:
+            attach_align_device_hook(
+                piece.module,
+                execution_device=piece.device,
+                offload=True,
+                weights_map=weights,
+                skip_keys=sorted(self.skip_keys),
+            )
+        enter = _Entry(piece.module, piece.device, self.skip_keys, self._meeting)
+        self._handles.append(piece.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+        self._handles.append(piece.module.register_forward_hook(self._meeting.left_part, always_call=True))
 
     def bring(self) -> None:
         """Let tensors meet, until the component is left."""
@@ -67,6 +75,10 @@ class Split:
         for piece in pieces_of(self.module, self.parts):
             if piece.is_whole and piece.part.residency is Residency.PER_LEAF:
                 remove_align_hooks(piece.module)
+        if self._ties is not None:
+            self._ties.restore()
+        for piece in pieces_of(self.module, self.parts):
+            if piece.is_whole and piece.part.residency is Residency.PER_LEAF:
                 piece.module.to(CPU)
 
 
@@ -79,6 +91,23 @@ class Piece:
     part: Part
     is_whole: bool
 
+    @property
+    def device(self) -> torch.device:
+        """The device on which it runs."""
+        return torch.device(self.part.execution_device)
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether it or anything below it holds a tensor."""
+        return any(True for _ in (*self.module.parameters(), *self.module.buffers()))
+
+    def put_weights(self) -> None:
+        """Move what it holds to where it rests: all below it, or, not whole, what it owns itself to its device."""
+        if not self.is_whole:
+            _move_own(self.module, self.device)
+        else:
+            self.module.to(CPU if self.part.residency is Residency.PER_LEAF else self.device)
+
 
 def pieces_of(root: torch.nn.Module, parts: Mapping[str, Part]) -> Iterator[Piece]:
     """Yield the pieces of a module, parents first: whole ones hold all tensors but those that the others own directly.
@@ -87,7 +116,7 @@ def pieces_of(root: torch.nn.Module, parts: Mapping[str, Part]) -> Iterator[Piec
 
     Raises: ValueError: a part is no module.
     """
-    paths = {path for path, _ in root.named_modules()}
+    paths = {path for path, _ in root.named_modules(remove_duplicate=False)}
     for path in parts:
         if path not in paths:
             raise ValueError(f"{type(root).__name__} has no module {path!r}")
@@ -120,6 +149,7 @@ class _Entry:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self.meeting.parts_running += 1  # first: leaving it is noted also where moving its inputs fails
         moved = tuple(
             value if index in self.skip_positions else to_device(value, self.device, move=self.meeting.copies)
             for index, value in enumerate(args)
@@ -128,7 +158,6 @@ class _Entry:
             name: value if name in self.skip_keys else to_device(value, self.device, move=self.meeting.copies)
             for name, value in kwargs.items()
         }
-        self.meeting.parts_running += 1
         return moved, named
 
 
@@ -166,9 +195,15 @@ class _Meeting(TorchFunctionMode):
 
 
 def _common_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device | None:
-    """The device of the first tensor, where others are elsewhere; numbers on the cpu go with any device."""
-    devices = [tensor.device for tensor in _tensors((*args, *kwargs.values())) if tensor.dim()]
-    return devices[0] if any(device != devices[0] for device in devices) else None
+    """The device of the first tensor, or of the one to write to, where others are elsewhere.
+
+    A number on the cpu goes with any device; one on an accelerator does not, but it follows what is more than a number.
+    """
+    tensors = [*_tensors((kwargs.get("out"), *args, *kwargs.values()))]
+    bound = [tensor for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"]
+    if len({tensor.device for tensor in bound}) < 2:
+        return None
+    return next((tensor for tensor in bound if tensor.dim()), bound[0]).device
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
@@ -184,14 +219,3 @@ def _move_own(module: torch.nn.Module, device: torch.device) -> None:
         parameter.data = parameter.data.to(device)
     for name, tensor in module.named_buffers(recurse=False):
         module._buffers[name] = tensor.to(device)
-
-
-def _bring_by_leaf(module: torch.nn.Module, device: torch.device, skip_keys: frozenset[str]) -> None:
-    module.to(CPU)
-    attach_align_device_hook(
-        module,
-        execution_device=device,
-        offload=True,
-        weights_map=dict(module.state_dict()),
-        skip_keys=sorted(skip_keys),
-    )

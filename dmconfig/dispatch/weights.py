@@ -7,7 +7,7 @@ in ``split``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,11 @@ from diffusers.hooks import HookRegistry, apply_group_offloading
 from dmconfig.dispatch.moving import version_of
 
 CPU = torch.device("cpu")
+BROUGHT_WHOLE = ["VectorQuantizer"]
+"""Classes whose code reads the weights of a layer below without calling it, so all of them come at once.
+
+Source: diffusers models/autoencoders/vq_model.py (its lookups in ``embedding.weight``).
+"""
 _GROUP_HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_offloading")
 """All that diffusers' group offloading registers; the last two are for its stream."""
 
@@ -100,7 +105,7 @@ class Brought:
             return
         if self.turns is not None:
             self.turns.take(self)
-        resting = [(slot, slot.tensor, slot.tensor.data) for slot in _slots(self.module)]
+        resting = [(slot, slot.tensor, slot.tensor.data) for slot in _slots(self.module.modules())]
         self.module.to(self.device)
         self._home = [_Home(slot, tensor, data, version_of(slot.tensor)) for slot, tensor, data in resting]
         self._there = True
@@ -158,16 +163,41 @@ class _Home:
             or version_of(copy) != self.version
         ):
             return
-        if isinstance(copy, torch.nn.Parameter):
+        if copy is self.tensor or isinstance(copy, torch.nn.Parameter):
             copy.data = self.data  # a parameter keeps its identity on every move
         else:
-            self.slot.tensors[self.slot.name] = self.tensor  # a buffer is another tensor after each
+            self.slot.tensors[self.slot.name] = self.tensor  # a buffer is another tensor after a module's move
 
 
-def _slots(module: torch.nn.Module) -> list[_Slot]:
+class _Own:
+    """What a component holds itself, beside its layers: on the device from its first call until the pipeline's ends."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
+        self.module, self.device = module, device
+        self._home: list[_Home] = []
+
+    def bring(self) -> None:
+        """Have it on the device."""
+        for slot in _slots([self.module]):
+            tensor, data = slot.tensor, slot.tensor.data
+            if data.device != self.device:
+                tensor.data = data.to(self.device)
+                self._home.append(_Home(slot, tensor, data, version_of(tensor)))
+
+    def rest(self) -> None:
+        """Put it back where it rested; what was written to is copied."""
+        for home in self._home:
+            home.take_back()
+        self._home.clear()
+        for slot in _slots([self.module]):
+            if slot.tensor.device != CPU:
+                slot.tensor.data = slot.tensor.data.to(CPU)
+
+
+def _slots(modules: Iterable[torch.nn.Module]) -> list[_Slot]:
     return [
         _Slot(tensors, name)
-        for part in module.modules()
+        for part in modules
         for tensors in (part._parameters, part._buffers)
         for name, tensor in tensors.items()
         if tensor is not None
@@ -179,6 +209,7 @@ class Grouped:
 
     def __init__(self, module: torch.nn.Module, device: torch.device, options: Mapping[str, Any]) -> None:
         self.module, self.device, self.options = module, device, options
+        self._own = _Own(module, device)
 
     def attach(self) -> None:
         """Hand the weights to diffusers' hooks, with the options of ``apply_group_offloading``."""
@@ -189,13 +220,18 @@ class Grouped:
         apply_group_offloading(self.module, onload_device=self.device, offload_device=CPU, **options)
 
     def bring(self) -> None:
-        """Nothing to do: the hooks bring each group."""
+        """Move what the component itself owns to the device, where methods beside ``forward`` read it."""
+        self._own.bring()
 
     def leave(self) -> None:
         """Nothing to do: the hooks send each group home."""
 
     def rest(self) -> None:
-        """Nothing to do: the hooks send each group home."""
+        """Send back what the component itself owns, and buffers that the hooks left; they have sent each group home."""
+        self._own.rest()
+        for part in self.module.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                part._buffers[name] = buffer.to(CPU)
 
     def detach(self) -> None:
         """Take the hooks off, with what they leave behind on each module."""
@@ -219,10 +255,13 @@ class PerLeaf:
 
     def __init__(self, module: torch.nn.Module, device: torch.device, skip_keys: frozenset[str]) -> None:
         self.module, self.device, self.skip_keys = module, device, skip_keys
+        self._own = _Own(module, device)
+        self._ties: Ties | None = None
 
     def attach(self) -> None:
         """Hand the weights to hooks. ``skip_keys`` are arguments the model writes into: they must not be copied."""
         self.module.to(CPU)
+        self._ties = Ties(self.module)
         weights = dict(self.module.state_dict())
         for name, child in self.module.named_children():
             attach_align_device_hook(
@@ -232,28 +271,44 @@ class PerLeaf:
                 weights_map=weights,
                 module_name=name,
                 skip_keys=sorted(self.skip_keys),
+                preload_module_classes=BROUGHT_WHOLE,
             )
 
     def bring(self) -> None:
         """Move what the component itself owns to the device; the hooks bring each layer."""
-        self._move_own(self.device)
+        self._own.bring()
 
     def leave(self) -> None:
         """Nothing to do: the hooks have sent each layer home."""
 
     def rest(self) -> None:
         """Move what the component itself owns back; the hooks have sent each layer home."""
-        self._move_own(CPU)
+        self._own.rest()
 
     def detach(self) -> None:
         """Take the hooks off, which puts the weights back."""
         remove_align_hooks(self.module)
+        if self._ties is not None:
+            self._ties.restore()
         self.module.to(CPU)
 
-    def _move_own(self, device: torch.device) -> None:
-        for tensor in (*self.module.parameters(recurse=False), *self.module.buffers(recurse=False)):
-            if tensor.device != device:
-                tensor.data = tensor.data.to(device)
+
+class Ties:
+    """Which names of a module share a parameter; hooks that replace parameters make several of one."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        slots: dict[int, list[_Slot]] = {}
+        for part in module.modules():
+            for name, parameter in part._parameters.items():
+                if parameter is not None:
+                    slots.setdefault(id(parameter), []).append(_Slot(part._parameters, name))
+        self._tied = [same for same in slots.values() if len(same) > 1]
+
+    def restore(self) -> None:
+        """Have the names share a parameter again: that of the first."""
+        for first, *others in self._tied:
+            for other in others:
+                other.tensors[other.name] = first.tensor
 
 
 def remove_align_hooks(module: torch.nn.Module) -> None:

@@ -74,6 +74,7 @@ def read_class(sources: Sources, library: str, class_name: str) -> ClassFacts | 
         init_parameters=tuple(parameter.name for parameter in _parameters(sources, source, "__init__")),
         supports_group_offloading=_is_not_false(sources, source, "_supports_group_offloading"),
         group_offload_block_modules=_names(sources, source, "_group_offload_block_modules") or (),
+        members=_members(sources, source),
     )
 
 
@@ -212,7 +213,7 @@ def _parameters(sources: Sources, source: ClassSource, method: str) -> list[_Par
     found = _method(sources, source, method)
     if found is None:
         return []
-    module, arguments = found
+    module, arguments = found[0], found[1].args
     positional = [*arguments.posonlyargs, *arguments.args]
     missing = [None] * (len(positional) - len(arguments.defaults))
     pairs = [*zip(positional, [*missing, *arguments.defaults], strict=True)][1:]
@@ -222,13 +223,25 @@ def _parameters(sources: Sources, source: ClassSource, method: str) -> list[_Par
 
 def _takes_any_keyword(sources: Sources, source: ClassSource, method: str) -> bool:
     found = _method(sources, source, method)
-    return found is not None and found[1].kwarg is not None
+    return found is not None and found[1].args.kwarg is not None
 
 
-def _method(sources: Sources, source: ClassSource, method: str) -> tuple[Module, ast.arguments] | None:
+def _members(sources: Sources, source: ClassSource) -> tuple[str, ...]:
+    """Return what ``__init__`` assigns on self, in the order written; what inner functions assign is not seen."""
+    found = _method(sources, source, "__init__")
+    targets = [node for node in ast.walk(found[1]) if isinstance(node, ast.Attribute)] if found else []
+    stores = [node for node in targets if isinstance(node.ctx, ast.Store) and _is_self(node.value)]
+    return tuple(dict.fromkeys(node.attr for node in sorted(stores, key=lambda node: (node.lineno, node.col_offset))))
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _method(sources: Sources, source: ClassSource, method: str) -> tuple[Module, ast.FunctionDef] | None:
     for ancestor in sources.mro(source):
         if isinstance(ancestor, ClassSource):
             node = own_attribute(ancestor.node, method)
             if isinstance(node, ast.FunctionDef):
-                return ancestor.module, node.args
+                return ancestor.module, node
     return None

@@ -81,6 +81,7 @@ class ClassFacts:
         group_offload_block_modules: parts that offloading by blocks brings by themselves, so that the class can be
             entered in other ways than ``forward``.
         init_parameters: the named parameters of ``__init__``, without ``self``: what its config may set.
+        members: what ``__init__`` assigns on ``self``, in the order written: the order of its modules.
     """
 
     class_name: str
@@ -95,6 +96,7 @@ class ClassFacts:
     init_parameters: tuple[str, ...]
     supports_group_offloading: bool
     group_offload_block_modules: tuple[str, ...]
+    members: tuple[str, ...]
 
 
 def is_module_class(facts: ClassFacts) -> bool:
@@ -151,6 +153,7 @@ def class_to_data(facts: ClassFacts) -> dict[str, Json]:
         "init_parameters": list(facts.init_parameters),
         "supports_group_offloading": facts.supports_group_offloading,
         "group_offload_block_modules": list(facts.group_offload_block_modules),
+        "members": list(facts.members),
     }
 
 
@@ -170,4 +173,5 @@ def class_from_data(data: dict[str, Any]) -> ClassFacts:
         init_parameters=tuple(data["init_parameters"]),
         supports_group_offloading=data["supports_group_offloading"],
         group_offload_block_modules=tuple(data["group_offload_block_modules"]),
+        members=tuple(data["members"]),
     )

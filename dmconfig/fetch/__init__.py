@@ -11,6 +11,7 @@ hub does; where only a variant may be lacking, the hub is asked about the commit
     repository  what is wanted, and what of it is here
     failures    what can go wrong, as problems
     hub         asking and downloading, through huggingface_hub
+    headers     what weights hold, from their headers, without downloading them
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from dmconfig.fetch.failures import (
     not_a_pipeline,
 )
 from dmconfig.fetch.files import WEIGHTS_SUFFIX, folder_of, needed_files
+from dmconfig.fetch.headers import remote_tensors
 from dmconfig.fetch.hub import bars_on_terminals_only, download, list_files
 from dmconfig.fetch.repository import (
     Listing,
@@ -54,7 +56,7 @@ from dmconfig.source import CONFIG_FILES, INDEX_FILE, find_snapshot, hub_cache, 
 from dmconfig.spec import Spec
 from dmconfig.units import format_bytes
 
-__all__ = ["fetch", "fetch_index", "fetch_indexes", "is_whole", "needed_files"]
+__all__ = ["fetch", "fetch_index", "fetch_indexes", "is_whole", "needed_files", "remote_tensors"]
 
 
 def is_whole(assembly: Assembly) -> bool:

@@ -8,9 +8,10 @@ from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.errors import Code, Problem
 from dmconfig.inventory import Device
 from dmconfig.paths import ConfigPath
-from dmconfig.plan.placement import best_choice, uses_of
+from dmconfig.plan.placement import best_choice
 from dmconfig.plan.requests import Place
 from dmconfig.plan.task import UNLIMITED, Solution, Task
+from dmconfig.plan.uses import uses_of
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT_RESERVE, PlacementSpec
 from dmconfig.units import GIB, MIB, format_bytes
@@ -28,7 +29,7 @@ def misfits(resolved: Resolved, task: Task) -> Iterator[Problem]:
         what = f"the reserve of {format_bytes(task.spec.reserve)} leaves no room; {_offers(task.usable, task)}"
         yield resolved.problem(Code.DOES_NOT_FIT, ("reserve",), what, fix=fix)
         return
-    beside = best_choice(task.requests, task.loads, task.limits)
+    beside = task.beside()
     if beside is not None:  # all others have a place
         yield _too_large_to_spread(resolved, task, *task.spread_over(beside), fix)
         return

@@ -14,8 +14,8 @@ from dmconfig.layout import Layout, nearest_ancestor
 from dmconfig.paths import ConfigPath
 from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Residency
-from dmconfig.plan.placement import uses_of
 from dmconfig.plan.task import UNLIMITED, Solution, Task
+from dmconfig.plan.uses import uses_of
 from dmconfig.resolve import Resolved
 from dmconfig.spec import PlacementSpec, Spec
 from dmconfig.units import format_bytes
@@ -101,8 +101,8 @@ def _disk(solution: Solution, task: Task) -> Iterator[Device]:
         limit = min(task.limits.budgets[DISK], UNLIMITED)
         size = sum(solution.loads[name].nbytes for name in resting) if limit == UNLIMITED else limit
         description = "files the weights came in"
-        if _are_written(solution, task):
-            description += f", and {task.spec.offload_folder} for those that are cast"
+        if written := _written_bytes(solution, task):
+            description += f", but {format_bytes(written)} that are cast, in {task.spec.offload_folder}"
         yield Device(id=DISK, description=description, total_bytes=size, free_bytes=size)
 
 
@@ -111,9 +111,13 @@ def _missing_devices(resolved: Resolved, spec: Spec, inventory: Inventory) -> It
     for path, name in _named_devices(resolved, spec):
         if name not in there:
             what = f"{inventory.name} has no {name}"
-            why = f"its devices are: {', '.join(there)}"
+            why = f"its devices are: {', '.join(there)}{_remark(inventory)}"
             fix = "name one of these, or plan for another machine with --gpus"
             yield resolved.problem(Code.NO_SUCH_DEVICE, path, what, why=why, fix=fix)
+
+
+def _remark(inventory: Inventory) -> str:
+    return f"; {inventory.remark}" if inventory.remark else ""
 
 
 def _named_devices(resolved: Resolved, spec: Spec) -> Iterator[tuple[ConfigPath, str]]:
@@ -206,8 +210,13 @@ def _on_disk(solution: Solution) -> frozenset[str]:
     return frozenset(name.partition(".")[0] for name, place in solution.choice.items() if place.storage_device == DISK)
 
 
-def _are_written(solution: Solution, task: Task) -> bool:
-    return any(task.footprints[name].needs_cast for name in _on_disk(solution))
+def _written_bytes(solution: Solution, task: Task) -> int:
+    """The bytes that rest on disk and are in no file as they are loaded."""
+    return sum(
+        solution.loads[name].nbytes
+        for name, place in solution.choice.items()
+        if place.storage_device == DISK and task.footprints[name.partition(".")[0]].needs_cast
+    )
 
 
 def _device_use(device: Device, solution: Solution, task: Task) -> DeviceUse:
@@ -232,11 +241,12 @@ def _notes(solution: Solution, task: Task) -> Iterator[str]:
         if task.usable:
             yield f"low_memory: {task.spec.low_memory} is not needed: every component fits an accelerator"
         else:
-            yield f"low_memory: {task.spec.low_memory} has no effect: there is no accelerator to use"
+            no_device = f"there is no accelerator to use{_remark(task.inventory)}"
+            yield f"low_memory: {task.spec.low_memory} has no effect: {no_device}"
     for name in task.spread_components:
         if not task.layouts[name].can_split:
             yield f"{name} is placed whole: its class does not say which of its modules stay whole (_no_split_modules)"
-    if task.spec.offload_folder is not None and not _are_written(solution, task):
+    if task.spec.offload_folder is not None and not _written_bytes(solution, task):
         yield "offload_folder is not needed: nothing that is cast rests on disk, so nothing is written to it"
     unused = [d.id for d in task.inventory.accelerators if d.id not in task.usable and d.id not in task.spec.max_memory]
     if unused and task.usable:

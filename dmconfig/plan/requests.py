@@ -21,6 +21,12 @@ _LOW_MEMORY = {
     "sequential_cpu_offload": Residency.PER_LEAF,
     "group_offload": Residency.PER_GROUP,
 }
+_BRINGING = {
+    "balanced_low_memory": Residency.WHILE_RUNNING,
+    "balanced_ultra_low_memory": Residency.PER_LEAF,
+}
+"""Strategies that say themselves how what does not fit is brought."""
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +111,33 @@ def _default(spec: Spec, usable: tuple[str, ...], *, in_parts: bool) -> Request:
 
 
 def _shared(word: str, low_memory: Residency, spec: Spec, usable: tuple[str, ...], origin: str) -> Request:
-    """The request of components that share one word: a device, or the strategy ``balanced``."""
+    """The request of components that share one word: a device, or a strategy."""
     origin = f"{origin}: {word}"
+    low_memory = _BRINGING.get(word, low_memory)
     brought = low_memory is not Residency.ALWAYS
     if not usable and (word in STRATEGIES or (brought and not is_accelerator(word))):
         return Request((Place(CPU),), "no accelerator to use")
+    if word == AUTO:
+        return Request(_all_places(spec, usable), origin)
+    # group offload copies what it sends home into host memory
+    storages = (CPU, DISK) if spec.may_rest_on_disk and low_memory is not Residency.PER_GROUP else (CPU,)
     if word not in STRATEGIES:
         device = word if is_accelerator(word) or not brought else usable[0]
-        storages = (CPU, DISK) if brought and spec.may_rest_on_disk else (CPU,)
-        return Request(tuple(Place(device, low_memory, storage) for storage in storages), origin)
+        return Request(
+            tuple(Place(device, low_memory, storage) for storage in (storages if brought else (CPU,))), origin
+        )
     places = [Place(device) for device in usable]
     if brought:
-        places += [Place(device, low_memory) for device in usable]
-        if spec.may_rest_on_disk:
-            places += [Place(device, low_memory, DISK) for device in usable]
+        places += [Place(device, low_memory, storage) for storage in storages for device in usable]
     elif CPU in spec.max_memory:
         places.append(Place(CPU))
     return Request(tuple(places), origin)
+
+
+def _all_places(spec: Spec, usable: tuple[str, ...]) -> tuple[Place, ...]:
+    """Every place there is: ``auto`` may use every tier of the machine, but for what a budget of nothing forbids."""
+    disk = spec.max_memory.get(DISK)
+    storages = (CPU,) if disk is not None and disk.amount == 0 else (CPU, DISK)
+    brought = (Residency.WHILE_RUNNING, Residency.PER_LEAF)
+    away = (Place(device, how, storage) for how in brought for storage in storages for device in usable)
+    return (*(Place(device) for device in usable), *away, Place(CPU))

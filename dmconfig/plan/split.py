@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dmconfig.layout import Block, Layout, is_within, nearest_ancestor
-from dmconfig.plan.placement import Load
 from dmconfig.plan.requests import Place
+from dmconfig.plan.uses import Load
 
 _HALVINGS = 40
 
@@ -20,11 +21,12 @@ def part_name(component: str, path: str) -> str:
 def part_loads(layout: Layout, paths: Iterable[str], *, stays: bool) -> Mapping[str, Load]:
     """Return what each part weighs: every module counts for the longest path it is within, "" for the rest.
 
-    What a module with parts below it holds itself stays on the device also when the rest is brought layer by layer.
+    What the component itself owns, and a module with parts below it, is on the device also while the rest is brought
+    layer by layer.
     """
     parts: dict[str, list[tuple[int, bool]]] = {path: [] for path in ("", *paths)}
     for module in layout.modules:
-        holds_parts = any(path != module.path and is_within(path, module.path) for path in parts)
+        holds_parts = not module.path or any(path != module.path and is_within(path, module.path) for path in parts)
         parts[nearest_ancestor(module.path, parts)].append((module.own_bytes, holds_parts))
     return {path: _load(modules, stays=stays) for path, modules in parts.items()}
 
@@ -54,58 +56,76 @@ def spread(layout: Layout, rooms: Sequence[Room], brought: Place | None) -> Mapp
     """
     if not layout.can_split:
         return _whole(layout, rooms, brought)
-    blocks, first = layout.blocks(), rooms[0].device
-    left = rooms[0].nbytes - layout.outside_blocks_bytes
-    if left < 0:
-        return None
-    places = _evenly(blocks, (Room(first, left), *rooms[1:]))
-    leaf = max(block.largest_leaf_bytes for block in blocks)
-    if places is None and brought is not None and left >= leaf:
-        places = _filled(blocks, (Room(first, left - leaf), *rooms[1:]), 1.0, brought)
-    return None if places is None else _joined(layout, places, Place(first))
+    blocks, first, own = layout.blocks(), rooms[0], layout.outside_blocks_bytes
+    places = evenly(blocks, rooms, own)
+    leaf = max((block.largest_leaf_bytes for block in blocks), default=0)
+    if places is None and brought is not None:
+        places = _filled(blocks, rooms, own + leaf, 1.0, brought)
+    return None if places is None else joined(layout, places, Place(first.device))
 
 
 def _whole(layout: Layout, rooms: Sequence[Room], brought: Place | None) -> Mapping[str, Place] | None:
-    total = sum(module.own_bytes for module in layout.modules)
-    device = next((room.device for room in rooms if room.nbytes >= total), None)
+    load = part_loads(layout, (), stays=False)[""]
+    device = next((room.device for room in rooms if room.nbytes >= load.nbytes), None)
     if device is not None:
         return {"": Place(device)}
-    leaf = max(module.own_bytes for module in layout.modules)
-    return {"": brought} if brought is not None and leaf <= rooms[0].nbytes else None
+    return {"": brought} if brought is not None and load.largest_leaf_bytes <= rooms[0].nbytes else None
 
 
-def _evenly(blocks: Sequence[Block], rooms: Sequence[Room]) -> Mapping[str, Place] | None:
+def evenly(blocks: Sequence[Block], rooms: Sequence[Room], taken: int) -> Mapping[str, Place] | None:
     """Fill the same share of every room, the smallest that holds all blocks."""
-    best = _filled(blocks, rooms, 1.0, None)
+    best = _filled(blocks, rooms, taken, 1.0, None)
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS if best is not None else 0):
         middle = (low + high) / 2
-        found = _filled(blocks, rooms, middle, None)
+        found = _filled(blocks, rooms, taken, middle, None)
         low, high, best = (middle, high, best) if found is None else (low, middle, found)
     return best
 
 
 def _filled(
-    blocks: Sequence[Block], rooms: Sequence[Room], share: float, otherwise: Place | None
+    blocks: Sequence[Block], rooms: Sequence[Room], taken: int, share: float, otherwise: Place | None
 ) -> dict[str, Place] | None:
-    """Deal blocks out in order, to each device up to this share of its room; what is left goes elsewhere, if it may."""
-    left = [int(room.nbytes * share) for room in rooms]
-    places: dict[str, Place] = {}
-    current = 0
+    """Deal blocks out in order, to each device up to this share of its room; what is left goes elsewhere, if it may.
+
+    ``taken`` is what the first device holds beside them.
+    """
+    holders = _holders(blocks)
+    weights: Counter[str | None] = Counter()
     for block in blocks:
-        place = None if block.shares_with is None else places.get(nearest_ancestor(block.shares_with, places))
-        index = next((index for index in range(current, len(rooms)) if block.nbytes <= left[index]), None)
-        if place is None and index is not None:
-            current, place = index, Place(rooms[index].device)
-            left[index] -= block.nbytes
-        if (place := place or otherwise) is None:
+        weights[holders[block.path]] += block.nbytes
+    left = [int(room.nbytes * share) for room in rooms]
+    left[0] -= taken + weights[None]
+    if left[0] < 0:
+        return None
+    places: dict[str | None, Place] = {None: Place(rooms[0].device)}
+    current = 0
+    for path in (block.path for block in blocks if holders[block.path] == block.path):
+        index = next((index for index in range(current, len(rooms)) if weights[path] <= left[index]), None)
+        if index is not None:
+            current, places[path] = index, Place(rooms[index].device)
+            left[index] -= weights[path]
+        elif otherwise is not None:
+            places[path] = otherwise
+        else:
             return None
-        places[block.path] = place
-    return places
+    return {path: places[holder] for path, holder in holders.items()}
 
 
-def _joined(layout: Layout, places: Mapping[str, Place], first: Place) -> Mapping[str, Place]:
-    """Name a parent once where all below it share one place: the map a person would write."""
+def _holders(blocks: Sequence[Block]) -> Mapping[str, str | None]:
+    """Return the block that each goes with: itself, or the one that shares a weight and comes first.
+
+    None: a parent of blocks holds that weight.
+    """
+    holders: dict[str, str | None] = {}
+    for block in blocks:
+        shared = block.shares_with
+        holders[block.path] = block.path if shared is None else holders.get(nearest_ancestor(shared, holders))
+    return holders
+
+
+def joined(layout: Layout, places: Mapping[str, Place], first: Place) -> Mapping[str, Place]:
+    """Return the place of each part, a parent named once where all below it share one: the map one would write."""
     whole = _whole_places(layout, places, first)
     joined: dict[str, Place] = {"": first}
     for module in layout.modules:

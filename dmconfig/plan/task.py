@@ -10,9 +10,14 @@ from dmconfig.devices import DISK, is_accelerator
 from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout
-from dmconfig.plan.placement import Found, Limits, Load, best_choice, uses_of
-from dmconfig.plan.requests import Place, Request, brought_place, requests_of, spread_components
+from dmconfig.plan.calls import DENOISER, role_of, runs_of
+from dmconfig.plan.fastest import Fastest, Question, fastest
+from dmconfig.plan.placement import best_choice
+from dmconfig.plan.preferences import Even, FirstEmpty, InOrder, Preference
+from dmconfig.plan.prices import Prices
+from dmconfig.plan.requests import AUTO, Place, Request, brought_place, requests_of, spread_components
 from dmconfig.plan.split import Room, part_loads, part_name, spread
+from dmconfig.plan.uses import Limits, Load, uses_of
 from dmconfig.spec import GroupOffloadSpec, PlacementSpec, Spec
 
 UNLIMITED = 1 << 60
@@ -79,20 +84,70 @@ class Task:
             )
         return loads
 
+    @property
+    def preference(self) -> Preference:
+        """What the strategy prefers among placements that keep equally much on the accelerators."""
+        budgets = self.limits.budgets
+        match self.spec.strategy:
+            case "balanced_low_0" if self.usable:
+                return FirstEmpty(budgets, self.usable[0])
+            case "sequential":
+                return InOrder(self.usable)
+            case _:
+                return Even(budgets)
+
+    @property
+    def prices(self) -> Prices:
+        """What places cost on this machine."""
+        return Prices(
+            inventory=self.inventory,
+            runs=runs_of(self.spec, self.assembly),
+            footprints=self.footprints,
+            pinned=self.spec.group_offload.use_stream,
+        )
+
     def found(self) -> Solution | None:
         """Return the best place for each component and part, or None when nothing fits."""
-        found = best_choice(self.requests, self.loads, self.limits)
-        if found is None:
+        beside = self.beside()
+        if beside is None:
             return None
-        solution, too_large = self.spread_over(found)
+        solution, too_large = self.spread_over(beside)
         return solution if too_large is None else None
 
-    def spread_over(self, found: Found) -> tuple[Solution, str | None]:
+    def beside(self) -> Solution | None:
+        """Return the best place for all but the components that are spread over a list, which take what is left."""
+        if self.spec.strategy == AUTO and self.usable:
+            return self._fastest()
+        found = best_choice(self.requests, self.loads, self.limits, self.preference)
+        return None if found is None else Solution(found.choice, self.loads, found.proven)
+
+    def _fastest(self) -> Solution | None:
+        # what runs once or twice per generation is brought whole for little, and gains nothing from being split
+        open_to_split = {
+            name: layout
+            for name, layout in self.layouts.items()
+            if self.spec.may_split(name) and layout.can_split and role_of(name) == DENOISER
+        }
+        question = Question(
+            requests=self.requests, loads=self.loads, limits=self.limits, prices=self.prices, layouts=open_to_split
+        )
+        found = fastest(question)
+        if found is None:
+            return None
+        choice: dict[str, Place] = {}
+        loads = dict(self.loads)
+        for name, places in found.best.places.items():
+            choice |= {part_name(name, path): place for path, place in places.items()}
+            if len(places) > 1:
+                parts = part_loads(self.layouts[name], places, stays=self.loads[name].stays)
+                loads |= {part_name(name, path): load for path, load in parts.items()}
+        return Solution(choice, loads, found.proven, found)
+
+    def spread_over(self, solution: Solution) -> tuple[Solution, str | None]:
         """Spread the components that take what the others leave, in the pipeline's order, as far as they fit.
 
         Also returns the first that does not.
         """
-        solution = Solution(found.choice, self.loads, found.proven)
         for name, entry in self.spread_components.items():
             places = spread(self.layouts[name], self.rooms(solution, entry), brought_place(entry))
             if places is None:
@@ -122,11 +177,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A place per component and part, and what each weighs; ``proven``: none better exists."""
+    """A place per component and part, and what each weighs; ``proven``: none better exists.
+
+    ``fastest`` is what the search behind ``auto`` says of it.
+    """
 
     choice: Mapping[str, Place]
     loads: Mapping[str, Load]
     proven: bool
+    fastest: Fastest | None = None
 
 
 def _in_files(request: Request, size: Footprint | None) -> Request:

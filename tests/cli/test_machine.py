@@ -27,10 +27,10 @@ def machine(*arguments: str) -> Result:
 
 
 def still(found: Inventory) -> Inventory:
-    """Return a machine without what other programs change from one moment to the next."""
+    """Return a machine without what changes from one moment to the next, and what is said of the probe alone."""
     places = [replace(device, free_bytes=0) for device in (*found.accelerators, found.host)]
     disk = replace(found.disk, free_bytes=0) if found.disk else None
-    return replace(found, accelerators=tuple(places[:-1]), host=places[-1], disk=disk)
+    return replace(found, accelerators=tuple(places[:-1]), host=places[-1], disk=disk, remark="")
 
 
 @pytest.mark.parametrize("format_", ["text", "json"])

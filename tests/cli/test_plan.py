@@ -59,7 +59,7 @@ def test_plan_json_has_stable_keys() -> None:
         component.keys()
         == {
             "component", "class", "dtype", "bytes", "peak_bytes", "measured_from", "execution_device",
-            "storage_device", "residency", "reason", "parts",
+            "storage_device", "residency", "reason", "parts", "is_written",
         }
         for component in data["components"]
     )  # fmt: skip

@@ -57,7 +57,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
         "device_map": {
             "unet": {"execution": "cuda:0", "offload": "model", "storage": "disk"},
             "vae": {"execution": "cuda:1", "offload": "sequential", "storage": "disk"},
-            "text_encoder": {"execution": "cuda:0", "offload": "group", "storage": "disk"},
+            "text_encoder": {"execution": "cuda:0", "offload": "sequential", "storage": "disk"},
         }
     },
     "the cpu has no room, the disk has": {
@@ -241,7 +241,7 @@ def test_encoding_a_picture_is_carried_like_decoding_one(name: str, virtual_mach
     assert isinstance(pipe, StableDiffusionImg2ImgPipeline)
 
     reference = StableDiffusionImg2ImgPipeline(**plain.components, requires_safety_checker=False)
-    arguments = {"image": picture, "strength": 0.8, "steps": 5}
+    arguments: dict[str, Any] = {"image": picture, "strength": 0.8, "steps": 5}
     assert np.array_equal(draw(pipe, 0, **arguments), draw(reference, 0, **arguments))
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from dmconfig.plan.model import Residency
-from dmconfig.plan.placement import MAX_STEPS, Choice, Limits, Load, Use, best_choice, uses_of
+from dmconfig.plan.placement import MAX_STEPS, best_choice
 from dmconfig.plan.requests import Place, Request
+from dmconfig.plan.uses import Choice, Limits, Load, Use, uses_of
 
 ALWAYS, WHOLE = Residency.ALWAYS, Residency.WHILE_RUNNING
 GROUP, LEAF = Residency.PER_GROUP, Residency.PER_LEAF

@@ -89,6 +89,7 @@ def test_plan_data_is_the_plan_in_bytes(plan: Plan) -> None:
         "residency": "per_leaf",
         "reason": "device_map.unet, brought layer by layer",
         "parts": [],
+        "is_written": False,
     }
     # held 2 + 1, brought 0.5, reserve 2 of 8
     assert data["devices"][0] == {

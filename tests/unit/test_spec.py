@@ -8,7 +8,7 @@ import torch
 
 from dmconfig.errors import Code, Problem, SpecError
 from dmconfig.paths import ConfigPath
-from dmconfig.spec import DEFAULT_RESERVE, DTYPES, STRATEGIES, SUPPORTED_STRATEGIES, PlacementSpec, Spec
+from dmconfig.spec import DEFAULT_RESERVE, DTYPES, STRATEGIES, PlacementSpec, Spec
 from dmconfig.units import GIB, Budget
 from tests.conftest import DIGITS, only_problem, spec_from
 
@@ -279,7 +279,7 @@ def test_unknown_word_lists_devices_and_supported_strategies() -> None:
     """A word that is neither is answered with both; one component takes no strategy, so none is offered there."""
     what = refusal("device_map: everywhere").what
     assert "cuda:0" in what
-    assert what.endswith(f"; or a strategy: {', '.join(SUPPORTED_STRATEGIES)}")
+    assert what.endswith(f"; or a strategy: {', '.join(STRATEGIES)}")
     assert "strategy" not in refusal("device_map: {unet: everywhere}").what
 
 
