@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dmconfig.assembly import Assembly, Component, assemble, unknown_component
-from dmconfig.devices import CPU, DISK
+from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
 from dmconfig.facts import CallParameter, PipelineFacts
 from dmconfig.hints import call_hint
@@ -50,6 +50,7 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         idle_low_memory,
         group_offload,
         calls_of_components,
+        reserves,
         call_arguments,
     ):
         problems.extend(rule(resolved, spec, assembly))
@@ -337,6 +338,25 @@ def calls_of_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> I
             meant = nearest(name, known)
             fix = f"did you mean {meant!r}?" if meant else f"its components are: {', '.join(known)}"
             yield resolved.problem(Code.UNKNOWN_COMPONENT, ("calls", name), what, fix=fix, key=True)
+
+
+def reserves(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """Every key under ``reserve`` is an accelerator, a component with weights, or ``default``."""
+    known = [component.name for component in assembly.modules]
+    for key in spec.reserve if isinstance(spec.reserve, dict) else ():
+        if key in (DEFAULT, *known):
+            continue
+        path = ("reserve", key)
+        try:
+            device = parse_device(key)
+        except ValueError:
+            meant = nearest(key, [*known, DEFAULT])
+            what, fix = f"{key!r} is neither a device nor a component with weights", f"did you mean {meant!r}?"
+            yield resolved.problem(Code.UNKNOWN_COMPONENT, path, what, fix=fix if meant else "remove it", key=True)
+        else:
+            if device in (CPU, DISK):
+                what = f"the reserve is kept on accelerators; the {device} needs none"
+                yield resolved.problem(Code.BAD_DEVICE, path, what, fix="limit it under max_memory", key=True)
 
 
 def call_arguments(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:

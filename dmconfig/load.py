@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from dmconfig.assembly import Assembly
 from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
-from dmconfig.errors import DispatchError
+from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
 from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.measure import lay_out_split, measure, variant_notes
-from dmconfig.plan import Plan, make_plan
+from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
+from dmconfig.plan.task import Task
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import Spec, validate_spec
@@ -61,6 +62,36 @@ def plan_for(checked: Checked, inventory: Inventory) -> Plan:
     layouts = lay_out_split(resolved, spec, assembly, footprints)
     notes = tuple(variant_notes(assembly))
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
+
+
+def compare_strategies(checked: Checked, inventory: Inventory) -> tuple[Comparison, ...]:
+    """Return what every strategy, and each accelerator alone, makes of a machine; pins of the file are kept.
+
+    Raises: SourceError, PlanError: as ``plan_for``, but not where nothing fits.
+    """
+    return compare(_task(checked, inventory))
+
+
+def alternatives_for(checked: Checked, inventory: Inventory, component: str) -> tuple[Alternative, ...]:
+    """Return the places that a component of the plan could have, all others staying where they are.
+
+    Raises: SourceError, PlanError: as ``plan_for``. SpecError: there is no such component with weights.
+    """
+    task = _task(checked, inventory)
+    if component not in task.names:
+        meant = nearest(component, task.names)
+        what = f"{component!r} is not a component with weights"
+        fix = f"did you mean {meant!r}?" if meant else f"its components are: {', '.join(task.names)}"
+        raise SpecError([Problem(code=Code.UNKNOWN_COMPONENT, what=what, fix=fix, origin="--explain")])
+    solution = task.found()
+    return () if solution is None else alternatives_of(component, solution, task)
+
+
+def _task(checked: Checked, inventory: Inventory) -> Task:
+    resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
+    footprints = measure(resolved, assembly)
+    layouts = lay_out_split(resolved, spec, assembly, footprints, as_auto=True)
+    return make_task(resolved, spec, assembly, footprints, inventory, layouts=layouts)
 
 
 def plan_from_yaml(

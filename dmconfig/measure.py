@@ -47,9 +47,11 @@ def measure(resolved: Resolved, assembly: Assembly) -> Mapping[str, Footprint]:
 
 
 def lay_out_split(
-    resolved: Resolved, spec: Spec, assembly: Assembly, footprints: Mapping[str, Footprint]
+    resolved: Resolved, spec: Spec, assembly: Assembly, footprints: Mapping[str, Footprint], *, as_auto: bool = False
 ) -> Mapping[str, Layout]:
     """Return the layout of every component that the file splits, and of those that ``auto`` may split.
+
+    ``as_auto``: as if the strategy were ``auto``, whatever it is.
 
     Imports torch only for a component of transformers, or one of which there are only configs.
 
@@ -59,7 +61,8 @@ def lay_out_split(
     problems: list[Problem] = []
     for component in assembly.modules:
         if not spec.splits(component.name):
-            if spec.may_split(component.name) and (layout := _known_layout(component, footprints[component.name])):
+            may_split = as_auto or spec.may_split(component.name)
+            if may_split and (layout := _known_layout(component, footprints[component.name])):
                 layouts[component.name] = layout
             continue
         try:

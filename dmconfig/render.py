@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dmconfig.devices import DISK
+from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.errors import Problem
 from dmconfig.paths import render_path
-from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan
-from dmconfig.units import format_bytes
+from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Proof
+from dmconfig.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,6 +19,7 @@ _BAR_WIDTH = 32
 _USED, _RESERVED, _FREE = "█", "▒", "·"
 _HEADERS = ("component", "class", "dtype", "weights", "runs on", "rest on", "residency", "why")
 _RIGHT = "weights"
+_SAME_SECONDS = 1e-9
 
 
 def problem_data(problem: Problem) -> dict[str, Any]:
@@ -52,6 +54,9 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "device_map": dict(plan.device_map),
         "components": [_assignment_data(assignment) for assignment in plan.assignments],
         "devices": [_device_data(device) for device in plan.devices],
+        "seconds": plan.seconds,
+        "moved_bytes": round(plan.moved_bytes),
+        "proof": None if plan.proof is None else asdict(plan.proof),
         "notes": list(plan.notes),
     }
 
@@ -73,7 +78,34 @@ def plan_text(plan: Plan) -> RenderableType:
     sources = ", ".join(dict.fromkeys(_SOURCES[a.measured_from] for a in plan.assignments))
     notes = [f"note: {note}" for note in plan.notes]
     bars = [_bar(device, plan) for device in plan.devices]
-    return Group(heading, "", table, "", *bars, f"sizes from {sources}", *notes)
+    return Group(heading, "", table, "", *bars, *_estimate(plan), f"sizes from {sources}", *notes)
+
+
+def _estimate(plan: Plan) -> Iterator[str]:
+    """What a generation takes beside computing, and what the search says of it."""
+    if not any(is_accelerator(device.id) for device in plan.devices):
+        return
+    if not plan.seconds:
+        yield "no weights move during a generation"
+    else:
+        computed = any(a.execution_device == CPU for a in plan.assignments)
+        what = "moving weights and computing on the cpu" if computed else "moving weights"
+        amount = format_bytes(round(plan.moved_bytes))
+        yield f"{what}: about {format_seconds(plan.seconds)} per generation ({amount} moved)"
+    if plan.proof is not None:
+        yield from _proof(plan.proof)
+
+
+def _proof(proof: Proof) -> Iterator[str]:
+    if not proof.is_complete:
+        least = format_seconds(proof.bound_seconds)
+        yield f"the best of {proof.visited} steps; no placement takes less than {least}"
+    elif proof.seconds:
+        yield f"proven in {proof.visited} steps: no placement takes less"
+    if proof.runner_up and proof.runner_up_seconds is not None:
+        more = proof.runner_up_seconds - proof.seconds
+        lost = f"{format_seconds(more)} more" if more > _SAME_SECONDS else "as fast, and less even or over more devices"
+        yield f"next best: {proof.runner_up} ({lost})"
 
 
 _SOURCES = {
@@ -157,6 +189,9 @@ def _assignment_data(assignment: Assignment) -> dict[str, Any]:
         "reason": assignment.reason,
         "parts": [_part_data(part) for part in assignment.parts],
         "is_written": assignment.is_written,
+        "calls": assignment.calls,
+        "seconds": assignment.seconds,
+        "moved_bytes": round(assignment.moved_bytes),
     }
 
 

@@ -66,6 +66,14 @@ def _device(value: object) -> str:
         raise PydanticCustomError("bad_device", "{text}", {"text": str(error)}) from None
 
 
+def _is_device(value: object) -> bool:
+    try:
+        parse_device(value)
+    except ValueError:
+        return False
+    return True
+
+
 def _devices(value: object) -> object:
     """A list of the file as the tuple that is kept."""
     return tuple(value) if isinstance(value, list) else value
@@ -200,6 +208,7 @@ class PlacementSpec(Model):
 DeviceMapEntry = Annotated[
     Annotated[Word, Tag("(word)")] | Annotated[PlacementSpec, Tag("(mapping)")], Discriminator(_form)
 ]
+Reserve = Annotated[Annotated[Size, Tag("(word)")] | Annotated[dict[str, Size], Tag("(mapping)")], Discriminator(_form)]
 DeviceMap = Annotated[
     Annotated[Word, Tag("(word)")] | Annotated[dict[str, DeviceMapEntry], Tag("(mapping)")], Discriminator(_form)
 ]
@@ -231,8 +240,10 @@ class Spec(Model):
         "free-2GiB. When any accelerator is named, only those named are used. A budget of disk lets what low_memory "
         "offloads rest in its files when the cpu has no room.",
     )
-    reserve: Size = Field(
-        DEFAULT_RESERVE, description=f"Kept free for activations on every accelerator used: {SIZE_FORMS}."
+    reserve: Reserve = Field(
+        DEFAULT_RESERVE,
+        description=f"Kept free for activations on every accelerator used: {SIZE_FORMS}. Or a mapping: for a device, "
+        "for the phase in which a component runs, and under `default` for the others.",
     )
     low_memory: LowMemory = Field(
         "none",
@@ -257,6 +268,14 @@ class Spec(Model):
         default_factory=dict,
         description="Defaults for the pipeline's call, by parameter name; `seed` makes the generator.",
     )
+
+    def reserve_of(self, component: str, device: str) -> int:
+        """Return the bytes kept free on an accelerator while a component runs there."""
+        if isinstance(self.reserve, int):
+            return self.reserve
+        by_device = {parse_device(key): size for key, size in self.reserve.items() if _is_device(key)}
+        default = self.reserve.get(DEFAULT, DEFAULT_RESERVE)
+        return self.reserve.get(component, by_device.get(device, default))
 
     @property
     def words(self) -> Mapping[str, str | PlacementSpec]:

@@ -81,6 +81,15 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def format_seconds(seconds: float) -> str:
+    """Return a time as people read it: ``0 s``, ``85 ms``, ``3.2 s``, ``12 min``."""
+    if seconds == 0:
+        return "0 s"
+    if seconds < 1:
+        return f"{max(1, round(seconds * 1000))} ms"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
 def _bytes_of(value: object, forms: str) -> int:
     """The bytes that value means; ``forms`` says what is accepted in its place."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):

@@ -11,7 +11,7 @@ import torch
 
 from dmconfig.devices import CPU, DISK
 from dmconfig.dispatch.audit import modules_of, tensors_of
-from dmconfig.dispatch.placement import Placement, placement_of
+from dmconfig.dispatch.placement import Placement, has_empty_tensors, placement_of
 from dmconfig.errors import Code, DispatchError, Problem
 from dmconfig.facts import class_facts, fits, pipeline_facts
 from dmconfig.plan import Assignment, Part, Residency
@@ -48,7 +48,7 @@ def swap(pipe: Any, name: str, component: Any) -> None:
     if name not in placement.components:
         setattr(pipe, name, component)  # a scheduler or tokenizer has no place
         return
-    if any(tensor.device.type == "meta" for tensor in (*component.parameters(), *component.buffers())):
+    if has_empty_tensors(component):
         what = f"the new {name} ({type(component).__name__}) has tensors on meta: it was never loaded, or is offloaded"
         raise _refused(what, "load it with its weights, and remove others' offload hooks from it")
     assignment = _assignment_for(component, placement.components[name].assignment)

@@ -209,6 +209,7 @@ def dispatch(
         if former.plan == plan:
             return pipe
         former.release()
+    _refuse_empty(pipe, plan)
     in_turn = in_turn or tuple(plan.device_map)
     placement = Placement(plan, call=call or {}, in_turn=in_turn, group_options=group_options)
     placement.asked, placement.files = asked or {}, files
@@ -229,6 +230,20 @@ def dispatch(
         raise
     placement.adopt(pipe)
     return pipe
+
+
+def _refuse_empty(pipe: Any, plan: Plan) -> None:
+    """Refuse components without data: they were never loaded, or somebody else's hooks hold their weights."""
+    empty = [a.component for a in plan.assignments if has_empty_tensors(getattr(pipe, a.component))]
+    if empty:
+        what = f"{', '.join(empty)}: there are tensors on meta, so the weights were never loaded, or are offloaded"
+        fix = "load the component with its weights, and remove others' offload hooks from it"
+        raise DispatchError([Problem(code=Code.PLACEMENT_DIFFERS, what=what, fix=fix)])
+
+
+def has_empty_tensors(module: torch.nn.Module) -> bool:
+    """Tell whether a module has tensors without data."""
+    return any(tensor.device.type == "meta" for tensor in (*module.parameters(), *module.buffers()))
 
 
 def placement_of(pipe: Any) -> Placement | None:

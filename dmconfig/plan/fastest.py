@@ -249,9 +249,7 @@ class _Search:
     def _whole(self, name: str, places: Iterable[Place], load: Load, uses: Uses) -> Iterator[_Option]:
         for place in places:
             after = with_place(uses, place, load)
-            if all(
-                self.question.limits.holds(device, after[device]) for device in {place.device, place.storage_device}
-            ):
+            if self.question.limits.hold(after, {place.device, place.storage_device}):
                 yield _Option(self.question.prices.seconds(name, place, load.nbytes), 0, place, after)
 
     def _distinct(self, places: Sequence[Place], uses: Uses) -> Iterator[Place]:
@@ -273,7 +271,7 @@ class _Search:
         storages = dict.fromkeys(
             place.storage for place in self.question.requests[name].places if place.residency is Residency.PER_LEAF
         )
-        rooms = self._rooms(state.uses)
+        rooms = self._rooms(name, state.uses)
         allowance = self.best[0][0] - state.seconds if self.best is not None else float("inf")
         for first in self._distinct([Place(device) for device in self.accelerators], state.uses):
             others = [device for device in self.accelerators if device != first.device]
@@ -298,10 +296,10 @@ class _Search:
         self, name: str, brought: Place, rooms: Mapping[str, int], uses: Uses, allowance: float
     ) -> Iterator[_Option]:
         """The first blocks stay, in runs over all of the devices, and the others are brought from where they rest."""
-        blocks, use = self.blocks[name], uses[brought.device]
-        stays = self.question.loads[name].stays
-        room = self.question.limits.offer(brought.device) - use.held - blocks.outside
-        room -= use.brought + blocks.leaf if stays else max(use.brought, blocks.leaf)
+        blocks, load = self.blocks[name], self.question.loads[name]
+        parts = Load(nbytes=0, largest_leaf_bytes=blocks.leaf, group_bytes=0, stays=load.stays, working=load.working)
+        with_leaf = with_place(uses, replace(brought, storage=brought.device), parts)[brought.device]
+        room = self.question.limits.offer(brought.device) - with_leaf.need - blocks.outside
         least = max(0, blocks.total - max(room, 0) - sum(rooms.values()))
         if room < 0 or self.question.prices.seconds(name, brought, least) > allowance + _EPSILON:
             return
@@ -310,24 +308,27 @@ class _Search:
             yield from self._option(name, _Cut(((brought.device, runs[0][1]), *runs[1:]), brought), uses)
 
     def _option(self, name: str, cut: _Cut, uses: Uses) -> Iterator[_Option]:
-        blocks, after = self.blocks[name], dict(uses)
+        blocks, load, after = self.blocks[name], self.question.loads[name], dict(uses)
         held, start = blocks.outside, 0
         for device, end in cut.ends:
             held += blocks.sums[end] - blocks.sums[start]
-            after[device] = Use(after[device].held + held, after[device].brought)
+            after[device] = after[device].with_held(held, load.working.get(device, 0))
             held, start = 0, end
         away, seconds = blocks.total - blocks.sums[start], 0.0
         if cut.brought is not None:
-            stays = self.question.loads[name].stays
-            load = Load(nbytes=away, largest_leaf_bytes=blocks.leaf, group_bytes=away, stays=stays)
-            after = dict(with_place(after, cut.brought, load))
+            streamed = replace(load, nbytes=away, largest_leaf_bytes=blocks.leaf, group_bytes=away)
+            after = dict(with_place(after, cut.brought, streamed))
             seconds = self.question.prices.seconds(name, cut.brought, away)
-        if all(self.question.limits.holds(device, use) for device, use in after.items()):
+        if self.question.limits.hold(after, after):
             yield _Option(seconds, len(cut.ends) - 1, cut, after)
 
-    def _rooms(self, uses: Uses) -> Mapping[str, int]:
-        offer = self.question.limits.offer
-        return {device: max(0, offer(device) - uses[device].peak) for device in self.accelerators}
+    def _rooms(self, name: str, uses: Uses) -> Mapping[str, int]:
+        """What the accelerators have left for parts of a component that stay."""
+        offer, working = self.question.limits.offer, self.question.loads[name].working
+        return {
+            device: max(0, offer(device) - uses[device].with_held(0, working.get(device, 0)).need)
+            for device in self.accelerators
+        }
 
 
 @dataclass(frozen=True, slots=True)

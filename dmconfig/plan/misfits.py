@@ -25,8 +25,9 @@ def misfits(resolved: Resolved, task: Task) -> Iterator[Problem]:
     """
     fix = _advice(task)
     budgets = task.limits.budgets
-    if task.usable and all(task.spec.reserve >= budgets[device] for device in task.usable):
-        what = f"the reserve of {format_bytes(task.spec.reserve)} leaves no room; {_offers(task.usable, task)}"
+    if task.usable and all(task.reserve_on(device) >= budgets[device] for device in task.usable):
+        reserve = format_bytes(min(task.reserve_on(device) for device in task.usable))
+        what = f"the reserve of {reserve} leaves no room; {_offers(task.usable, task)}"
         yield resolved.problem(Code.DOES_NOT_FIT, ("reserve",), what, fix=fix)
         return
     beside = task.beside()
@@ -45,7 +46,7 @@ def misfits(resolved: Resolved, task: Task) -> Iterator[Problem]:
 
 def _too_large_to_spread(resolved: Resolved, task: Task, solution: Solution, name: str | None, fix: str) -> Problem:
     assert name is not None  # noqa: S101 - a task whose components all have a place is no misfit
-    rooms = task.rooms(solution, task.spread_components[name])
+    rooms = task.rooms(name, solution)
     offers = ", ".join(f"{room.device} {format_bytes(room.nbytes)}" for room in rooms)
     need = format_bytes(task.footprints[name].nbytes)
     what = f"{name} needs {need}; beside the others and the reserve there is room on {offers}"
@@ -63,7 +64,7 @@ def _overfull(resolved: Resolved, task: Task, fix: str) -> Iterator[Problem]:
         names = [name for name, place in pins.items() if device in (place.device, place.storage_device)]
         parts = " + ".join(f"{name} {format_bytes(_bytes_on(device, name, pins[name], task))}" for name in names)
         one_at_a_time = " (of those brought in turn, the largest counts)" if use.brought and len(names) > 1 else ""
-        short = format_bytes(use.peak - limits.offer(device))
+        short = format_bytes(use.need - limits.offer(device))
         what = (
             f"on {device}: {parts}{_reserve_on(device, task)}{one_at_a_time}; {_offers((device,), task)}, {short} short"
         )
@@ -78,7 +79,8 @@ def _bytes_on(device: str, name: str, place: Place, task: Task) -> int:
 def _together(resolved: Resolved, task: Task, fix: str) -> Problem:
     total = sum(load.nbytes for load in task.loads.values())
     places = [place for request in task.requests.values() for place in request.places]
-    reserve = f" + {format_bytes(task.spec.reserve)} reserve on each accelerator" if task.usable else ""
+    reserves = {task.reserve_on(device) for device in task.usable}
+    reserve = f" + {format_bytes(min(reserves))} reserve on each accelerator" if reserves else ""
     parts = ", ".join(f"{name} {format_bytes(load.nbytes)}" for name, load in task.loads.items())
     what = f"together the components need {format_bytes(total)}{reserve}; {_offers(_devices_of(places), task)}"
     return resolved.problem(Code.DOES_NOT_FIT, ("device_map",), what, why=f"they are: {parts}", fix=fix)
@@ -100,7 +102,7 @@ def _need(name: str, task: Task) -> str:
 
 
 def _reserve_on(device: str, task: Task) -> str:
-    reserve = task.spec.reserve if is_accelerator(device) else 0
+    reserve = task.reserve_on(device) if is_accelerator(device) else 0
     return f" + {format_bytes(reserve)} reserve" if reserve else ""
 
 
@@ -133,7 +135,7 @@ def _advice(task: Task) -> str:
 def _variations(task: Task) -> Iterator[tuple[str, Task]]:
     for reserve in _RESERVES:
         lower = task.variation(reserve=reserve)
-        if reserve < task.spec.reserve and lower.found() is not None:
+        if reserve < _largest_reserve(task) and lower.found() is not None:
             yield f"lower reserve to {format_bytes(reserve)}", lower
             break
     if task.spec.max_memory:
@@ -150,6 +152,11 @@ def _variations(task: Task) -> Iterator[tuple[str, Task]]:
         elif balanced.found() is None:
             text = f"use device_map: balanced with low_memory: {word}"
             yield text, task.variation(device_map="balanced", low_memory=word)
+
+
+def _largest_reserve(task: Task) -> int:
+    spec = task.spec
+    return max((spec.reserve_of(name, device) for name in task.names for device in task.usable), default=0)
 
 
 def _streamed(task: Task) -> Iterator[tuple[str, Task]]:

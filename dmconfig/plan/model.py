@@ -46,7 +46,8 @@ class Assignment:
     ``peak_bytes`` is what of it is on the execution device at once; less than ``nbytes`` only per leaf or group.
     ``parts`` are those of a component that is split, the one with the empty path first: its devices are the
     component's own, and its bytes are in ``peak_bytes``. ``is_written``: what of it rests on disk is cast when it is
-    loaded, so it is written to the offload folder.
+    loaded, so it is written to the offload folder. ``calls`` is how often it runs per generation; ``seconds`` and
+    ``moved_bytes`` are what its place adds to a generation, estimated: see ``prices``.
     """
 
     component: str
@@ -61,6 +62,9 @@ class Assignment:
     reason: str
     parts: tuple[Part, ...] = ()
     is_written: bool = False
+    calls: float = 1
+    seconds: float = 0.0
+    moved_bytes: float = 0.0
 
     @property
     def bytes_on_disk(self) -> int:
@@ -95,6 +99,23 @@ class DeviceUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the search behind ``auto`` says of its answer.
+
+    ``seconds`` is its price and ``bound_seconds`` what nothing can fall below; ``visited`` places were tried, and
+    ``is_complete`` tells whether that was all there was to try. ``runner_up`` is the next best placement it saw, told
+    by what is otherwise there, and ``runner_up_seconds`` its price.
+    """
+
+    seconds: float
+    bound_seconds: float
+    visited: int
+    is_complete: bool
+    runner_up: str = ""
+    runner_up_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What will happen: an assignment per component that has weights, in the pipeline's order, and use per device.
 
@@ -107,6 +128,17 @@ class Plan:
     assignments: tuple[Assignment, ...]
     devices: tuple[DeviceUse, ...]
     notes: tuple[str, ...] = ()
+    proof: Proof | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What moving weights, and computing on the cpu, adds to a generation: an estimate."""
+        return sum(assignment.seconds for assignment in self.assignments)
+
+    @property
+    def moved_bytes(self) -> float:
+        """The bytes of weights that are brought to accelerators per generation."""
+        return sum(assignment.moved_bytes for assignment in self.assignments)
 
     @property
     def device_map(self) -> Mapping[str, str]:

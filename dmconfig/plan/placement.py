@@ -83,7 +83,7 @@ class _Search:
         steps: list[tuple[_Cost, Place, Uses, int]] = []
         for place in self._distinct(self.requests[name].places, uses):
             after = with_place(uses, place, load)
-            if all(self.limits.holds(device, after[device]) for device in {place.device, place.storage_device}):
+            if self.limits.hold(after, {place.device, place.storage_device}):
                 moved = 0 if is_accelerator(place.storage_device) else load.nbytes
                 steps.append(((moved, _on_disk(after), *self.preference.figures(after)), place, after, moved))
         return sorted(steps, key=lambda step: step[0])

@@ -12,9 +12,11 @@ from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout, nearest_ancestor
 from dmconfig.paths import ConfigPath
+from dmconfig.plan.fastest import Places
 from dmconfig.plan.misfits import misfits
-from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Residency
-from dmconfig.plan.task import UNLIMITED, Solution, Task
+from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Proof, Residency
+from dmconfig.plan.reasons import reason_of
+from dmconfig.plan.task import Solution, Task
 from dmconfig.plan.uses import uses_of
 from dmconfig.resolve import Resolved
 from dmconfig.spec import PlacementSpec, Spec
@@ -40,15 +42,7 @@ def make_plan(
     Raises: PlanError: the file names a device the machine lacks or a module that a component lacks, or no placement
         fits, with need and have and changes that help, each verified by planning it.
     """
-    layouts = layouts or {}
-    wrong = [
-        *_missing_devices(resolved, spec, inventory),
-        *_cast_on_disk(resolved, spec, footprints),
-        *wrong_parts(resolved, spec, assembly, layouts),
-    ]
-    if wrong:
-        raise PlanError(wrong)
-    task = Task(spec=spec, assembly=assembly, footprints=footprints, inventory=inventory, layouts=layouts)
+    task = make_task(resolved, spec, assembly, footprints, inventory, layouts=layouts)
     solution = task.found()
     if solution is None:
         raise PlanError([*misfits(resolved, task)])
@@ -60,7 +54,64 @@ def make_plan(
         assignments=tuple(_assignment(component, solution, task) for component in assembly.modules),
         devices=tuple(_device_use(device, solution, task) for device in (*inventory.devices, *_disk(solution, task))),
         notes=(*notes, *_notes(solution, task)),
+        proof=_proof(solution),
     )
+
+
+def make_task(
+    resolved: Resolved,
+    spec: Spec,
+    assembly: Assembly,
+    footprints: Mapping[str, Footprint],
+    inventory: Inventory,
+    *,
+    layouts: Mapping[str, Layout] | None = None,
+) -> Task:
+    """Return what a plan is made from, for questions beside the plan itself.
+
+    Raises: PlanError: the file names a device the machine lacks or a module that a component lacks, or lets weights
+        that are cast rest in their files.
+    """
+    layouts = layouts or {}
+    wrong = [
+        *_missing_devices(resolved, spec, inventory),
+        *_cast_on_disk(resolved, spec, footprints),
+        *wrong_parts(resolved, spec, assembly, layouts),
+    ]
+    if wrong:
+        raise PlanError(wrong)
+    return Task(spec=spec, assembly=assembly, footprints=footprints, inventory=inventory, layouts=layouts)
+
+
+def _proof(solution: Solution) -> Proof | None:
+    found = solution.fastest
+    if found is None:
+        return None
+    runner_up = found.runner_up
+    return Proof(
+        seconds=found.best.seconds,
+        bound_seconds=found.bound_seconds,
+        visited=found.visited,
+        is_complete=found.proven,
+        runner_up="; ".join(_otherwise(found.best.places, runner_up.places)) if runner_up else "",
+        runner_up_seconds=runner_up.seconds if runner_up else None,
+    )
+
+
+def _otherwise(best: Mapping[str, Places], other: Mapping[str, Places]) -> Iterator[str]:
+    """What is otherwise in another placement, component by component."""
+    for name, places in other.items():
+        if places == best[name]:
+            continue
+        if len(places) > 1:
+            devices = dict.fromkeys(place.device for place in places.values())
+            streamed = any(place.residency is Residency.PER_LEAF for place in places.values())
+            rest = ", the rest brought layer by layer" if streamed else ""
+            yield f"{name} split over {', '.join(devices)}{rest}"
+        else:
+            place = places[""]
+            how = {Residency.WHILE_RUNNING: "brought whole to", Residency.PER_LEAF: "brought layer by layer to"}
+            yield f"{name} {how.get(place.residency, 'on')} {place.device}"
 
 
 def wrong_parts(resolved: Resolved, spec: Spec, assembly: Assembly, layouts: Mapping[str, Layout]) -> Iterator[Problem]:
@@ -98,8 +149,9 @@ def _disk(solution: Solution, task: Task) -> Iterator[Device]:
     """The disk, where something rests on it: as large as the file allows, else as large as what rests there."""
     resting = [name for name, place in solution.choice.items() if place.storage_device == DISK]
     if resting:
-        limit = min(task.limits.budgets[DISK], UNLIMITED)
-        size = sum(solution.loads[name].nbytes for name in resting) if limit == UNLIMITED else limit
+        size = sum(solution.loads[name].nbytes for name in resting)
+        if DISK in task.spec.max_memory:
+            size = task.limits.budgets[DISK]
         description = "files the weights came in"
         if written := _written_bytes(solution, task):
             description += f", but {format_bytes(written)} that are cast, in {task.spec.offload_folder}"
@@ -142,7 +194,6 @@ def _assignment(part: Component, solution: Solution, task: Task) -> Assignment:
     name, size = part.name, task.footprints[part.name]
     place, load = solution.choice[name], solution.loads[name]
     parts = tuple(_parts(name, solution))
-    layout = task.layouts.get(name)
     return Assignment(
         component=name,
         class_name=part.class_name,
@@ -153,9 +204,12 @@ def _assignment(part: Component, solution: Solution, task: Task) -> Assignment:
         execution_device=place.device,
         storage_device=place.storage_device,
         residency=Residency.SPLIT if parts else place.residency,
-        reason=_spread_reason(layout, parts) if name in task.spread_components else _reason(name, solution, task),
+        reason=reason_of(name, solution, task, parts),
         parts=parts,
         is_written=size.needs_cast and name in _on_disk(solution),
+        calls=task.prices.runs[name].calls,
+        seconds=task.seconds(solution, name),
+        moved_bytes=task.moved_bytes(solution, name),
     )
 
 
@@ -174,37 +228,6 @@ def _parts(component: str, solution: Solution) -> Iterator[Part]:
         )
 
 
-def _spread_reason(layout: Layout | None, parts: tuple[Part, ...]) -> str:
-    if layout is not None and not layout.can_split:
-        return "cannot be split: its class does not say which of its modules stay whole"
-    if any(part.residency is Residency.PER_LEAF for part in parts):
-        return "spread over the devices of the file; what they have no room for is brought layer by layer"
-    return "spread over the devices of the file" if parts else "the first device of the file has room for all of it"
-
-
-_BROUGHT = {
-    Residency.ALWAYS: "",
-    Residency.WHILE_RUNNING: ", brought whole while it runs",
-    Residency.PER_GROUP: ", brought in groups of layers",
-    Residency.PER_LEAF: ", brought layer by layer",
-}
-
-
-def _reason(name: str, solution: Solution, task: Task) -> str:
-    """Why a component is there: what the file says, or what the search found."""
-    place, request, reserve = solution.choice[name], task.requests[name], task.spec.reserve
-    rest = "; rests on disk, because the cpu has no room" if place.storage == DISK and not request.pinned else ""
-    if len({(choice.device, choice.residency) for choice in request.places}) == 1:
-        parts = "; its parts where the file says" if task.spec.parts_of(name) else ""
-        return f"{request.origin}{_BROUGHT[place.residency]}{rest}{parts}"
-    if place.residency is not Residency.ALWAYS:
-        beside = f"the others and the reserve of {format_bytes(reserve)}" if reserve else "the others"
-        return f"no accelerator has room for it beside {beside}{_BROUGHT[place.residency]}{rest}"
-    if place.device == CPU:
-        return "no accelerator has room for it; computed on the cpu, which max_memory.cpu allows"
-    return f"{request.origin}: fits, and keeps the accelerators even"
-
-
 def _on_disk(solution: Solution) -> frozenset[str]:
     """The components of which something rests on disk."""
     return frozenset(name.partition(".")[0] for name, place in solution.choice.items() if place.storage_device == DISK)
@@ -221,22 +244,23 @@ def _written_bytes(solution: Solution, task: Task) -> int:
 
 def _device_use(device: Device, solution: Solution, task: Task) -> DeviceUse:
     limits = task.limits
-    used = uses_of(solution.choice, solution.loads, limits.budgets)[device.id].peak
-    runs = is_accelerator(device.id) and used > 0
+    use = uses_of(solution.choice, solution.loads, limits.budgets)[device.id]
+    runs = is_accelerator(device.id) and use.peak > 0
     return DeviceUse(
         id=device.id,
         description=device.description,
         total_bytes=device.total_bytes,
         budget_bytes=min(limits.budgets[device.id], device.total_bytes),
-        used_bytes=used,
-        reserved_bytes=limits.reserve if runs else 0,
+        used_bytes=use.peak,
+        reserved_bytes=limits.reserve_of(device.id) + use.need - use.peak if runs else 0,
     )
 
 
 def _notes(solution: Solution, task: Task) -> Iterator[str]:
     choice = solution.choice
     if not solution.proven:
-        yield "there are very many ways to place this; a more even one than the one found may exist"
+        better = "faster" if solution.fastest else "more even"
+        yield f"there are very many ways to place this; a {better} one than the one found may exist"
     if task.spec.low_memory != "none" and all(place.residency is Residency.ALWAYS for place in choice.values()):
         if task.usable:
             yield f"low_memory: {task.spec.low_memory} is not needed: every component fits an accelerator"

@@ -118,7 +118,7 @@ def _shared(word: str, low_memory: Residency, spec: Spec, usable: tuple[str, ...
     if not usable and (word in STRATEGIES or (brought and not is_accelerator(word))):
         return Request((Place(CPU),), "no accelerator to use")
     if word == AUTO:
-        return Request(_all_places(spec, usable), origin)
+        return Request(all_places(spec, usable), origin)
     # group offload copies what it sends home into host memory
     storages = (CPU, DISK) if spec.may_rest_on_disk and low_memory is not Residency.PER_GROUP else (CPU,)
     if word not in STRATEGIES:
@@ -134,8 +134,8 @@ def _shared(word: str, low_memory: Residency, spec: Spec, usable: tuple[str, ...
     return Request(tuple(places), origin)
 
 
-def _all_places(spec: Spec, usable: tuple[str, ...]) -> tuple[Place, ...]:
-    """Every place there is: ``auto`` may use every tier of the machine, but for what a budget of nothing forbids."""
+def all_places(spec: Spec, usable: tuple[str, ...]) -> tuple[Place, ...]:
+    """Return every place there is: every tier of the machine, but for what a budget of nothing forbids."""
     disk = spec.max_memory.get(DISK)
     storages = (CPU,) if disk is not None and disk.amount == 0 else (CPU, DISK)
     brought = (Residency.WHILE_RUNNING, Residency.PER_LEAF)

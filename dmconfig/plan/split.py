@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dmconfig.layout import Block, Layout, is_within, nearest_ancestor
 from dmconfig.plan.requests import Place
@@ -18,7 +18,9 @@ def part_name(component: str, path: str) -> str:
     return f"{component}.{path}" if path else component
 
 
-def part_loads(layout: Layout, paths: Iterable[str], *, stays: bool) -> Mapping[str, Load]:
+def part_loads(
+    layout: Layout, paths: Iterable[str], *, stays: bool, working: Mapping[str, int] | None = None
+) -> Mapping[str, Load]:
     """Return what each part weighs: every module counts for the longest path it is within, "" for the rest.
 
     What the component itself owns, and a module with parts below it, is on the device also while the rest is brought
@@ -28,14 +30,14 @@ def part_loads(layout: Layout, paths: Iterable[str], *, stays: bool) -> Mapping[
     for module in layout.modules:
         holds_parts = not module.path or any(path != module.path and is_within(path, module.path) for path in parts)
         parts[nearest_ancestor(module.path, parts)].append((module.own_bytes, holds_parts))
-    return {path: _load(modules, stays=stays) for path, modules in parts.items()}
+    return {path: replace(_load(modules), stays=stays, working=working or {}) for path, modules in parts.items()}
 
 
-def _load(modules: Sequence[tuple[int, bool]], *, stays: bool) -> Load:
+def _load(modules: Sequence[tuple[int, bool]]) -> Load:
     staying = sum(nbytes for nbytes, holds_parts in modules if holds_parts)
     largest = max((nbytes for nbytes, holds_parts in modules if not holds_parts), default=0)
     total = sum(nbytes for nbytes, _ in modules)
-    return Load(nbytes=total, largest_leaf_bytes=staying + largest, group_bytes=total, stays=stays)
+    return Load(nbytes=total, largest_leaf_bytes=staying + largest, group_bytes=total)
 
 
 @dataclass(frozen=True, slots=True)

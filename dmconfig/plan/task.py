@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from dmconfig.assembly import Assembly
@@ -41,11 +41,25 @@ class Task:
 
     @property
     def limits(self) -> Limits:
-        """The budget of every device, and the reserve."""
+        """The budget of every device, and the reserves."""
         budgets = {device.id: _budget(device, self.spec) for device in self.inventory.devices}
         disk = self.spec.max_memory.get(DISK)
-        budgets[DISK] = UNLIMITED if disk is None else disk.bytes_of(total_bytes=UNLIMITED, free_bytes=UNLIMITED)
-        return Limits(budgets=budgets, reserve=self.spec.reserve)
+        size = self.inventory.disk.total_bytes if self.inventory.disk is not None else UNLIMITED
+        budgets[DISK] = size if disk is None else disk.bytes_of(total_bytes=size, free_bytes=size)
+        reserves = {device: self.reserve_on(device) for device in budgets}
+        return Limits(budgets=budgets, reserve=0, reserves=reserves, unified=self.inventory.unified)
+
+    def reserve_on(self, device: str) -> int:
+        """Return the bytes kept free on a device whatever runs there: the least of all components' reserves."""
+        return min((self.spec.reserve_of(name, device) for name in self.names), default=0)
+
+    def working(self, component: str) -> Mapping[str, int]:
+        """Return the bytes that a component needs of each device beyond that while it runs there."""
+        beyond = {
+            device.id: self.spec.reserve_of(component, device.id) - self.reserve_on(device.id)
+            for device in self.inventory.accelerators
+        }
+        return {device: nbytes for device, nbytes in beyond.items() if nbytes}
 
     @property
     def usable(self) -> tuple[str, ...]:
@@ -70,19 +84,25 @@ class Task:
     def loads(self) -> Mapping[str, Load]:
         """What each component weighs, and each part that the file names, and whether it gives way to others."""
         loads: dict[str, Load] = {}
-        for name, size in self.footprints.items():
+        for name in self.footprints:
             stays = name not in self.assembly.in_turn
             if paths := [key.removeprefix(f"{name}.") for key in self.spec.parts_of(name)]:
-                parts = part_loads(self.layouts[name], paths, stays=stays)
+                parts = part_loads(self.layouts[name], paths, stays=stays, working=self.working(name))
                 loads |= {part_name(name, path): load for path, load in parts.items()}
                 continue
-            loads[name] = Load(
-                nbytes=size.nbytes,
-                largest_leaf_bytes=size.largest_leaf_bytes,
-                group_bytes=_group_bytes(size, self.spec.group_offload),
-                stays=stays,
-            )
+            loads[name] = self.whole_load(name)
         return loads
+
+    def whole_load(self, component: str) -> Load:
+        """Return what a component weighs as a whole."""
+        size = self.footprints[component]
+        return Load(
+            nbytes=size.nbytes,
+            largest_leaf_bytes=size.largest_leaf_bytes,
+            group_bytes=_group_bytes(size, self.spec.group_offload),
+            stays=component not in self.assembly.in_turn,
+            working=self.working(component),
+        )
 
     @property
     def preference(self) -> Preference:
@@ -105,6 +125,14 @@ class Task:
             footprints=self.footprints,
             pinned=self.spec.group_offload.use_stream,
         )
+
+    def seconds(self, solution: Solution, component: str = "") -> float:
+        """Return the price of a solution, or of one component of it, in seconds per generation."""
+        return sum(self.prices.seconds(name, place, nbytes) for name, place, nbytes in solution.entries(component))
+
+    def moved_bytes(self, solution: Solution, component: str = "") -> float:
+        """Return the bytes of weights that a solution, or one component of it, brings per generation."""
+        return sum(self.prices.moved_bytes(name, place, nbytes) for name, place, nbytes in solution.entries(component))
 
     def found(self) -> Solution | None:
         """Return the best place for each component and part, or None when nothing fits."""
@@ -139,7 +167,8 @@ class Task:
         for name, places in found.best.places.items():
             choice |= {part_name(name, path): place for path, place in places.items()}
             if len(places) > 1:
-                parts = part_loads(self.layouts[name], places, stays=self.loads[name].stays)
+                load = self.loads[name]
+                parts = part_loads(self.layouts[name], places, stays=load.stays, working=load.working)
                 loads |= {part_name(name, path): load for path, load in parts.items()}
         return Solution(choice, loads, found.proven, found)
 
@@ -149,26 +178,29 @@ class Task:
         Also returns the first that does not.
         """
         for name, entry in self.spread_components.items():
-            places = spread(self.layouts[name], self.rooms(solution, entry), brought_place(entry))
+            places = spread(self.layouts[name], self.rooms(name, solution), brought_place(entry))
             if places is None:
                 return solution, name
-            loads = part_loads(self.layouts[name], places, stays=name not in self.assembly.in_turn)
+            stays, working = name not in self.assembly.in_turn, self.working(name)
+            loads = part_loads(self.layouts[name], places, stays=stays, working=working)
             wider = replace(
                 solution,
                 choice={**solution.choice, **{part_name(name, path): place for path, place in places.items()}},
                 loads={**solution.loads, **{part_name(name, path): load for path, load in loads.items()}},
             )
             uses = uses_of(wider.choice, wider.loads, self.limits.budgets)
-            if not all(self.limits.holds(device, use) for device, use in uses.items()):
+            if not self.limits.hold(uses, uses):
                 return solution, name  # what is brought has no room to rest
             solution = wider
         return solution, None
 
-    def rooms(self, solution: Solution, entry: PlacementSpec) -> tuple[Room, ...]:
+    def rooms(self, component: str, solution: Solution) -> tuple[Room, ...]:
         """Return what the devices of a spread component have left, in its order."""
-        limits = self.limits
+        limits, working = self.limits, self.working(component)
         uses = uses_of(solution.choice, solution.loads, limits.budgets)
-        return tuple(Room(device, max(0, limits.offer(device) - uses[device].peak)) for device in entry.devices)
+        needs = {device: uses[device].with_held(0, working.get(device, 0)).need for device in uses}
+        devices = self.spread_components[component].devices
+        return tuple(Room(device, max(0, limits.offer(device) - needs[device])) for device in devices)
 
     def variation(self, **changes: object) -> Task:
         """Return the same task with other values of the spec."""
@@ -186,6 +218,12 @@ class Solution:
     loads: Mapping[str, Load]
     proven: bool
     fastest: Fastest | None = None
+
+    def entries(self, component: str = "") -> Iterator[tuple[str, Place, int]]:
+        """Yield name, place and bytes of every component and part, or of those of one component."""
+        for name, place in self.choice.items():
+            if not component or name == component or name.startswith(f"{component}."):
+                yield name, place, self.loads[name].nbytes
 
 
 def _in_files(request: Request, size: Footprint | None) -> Request:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dmconfig.devices import is_accelerator
+from dmconfig.devices import CPU, is_accelerator
 from dmconfig.plan.model import Residency
 from dmconfig.plan.requests import Place
 
@@ -17,13 +17,15 @@ class Load:
     """A component's weights: all of them, what is on the execution device per leaf or group, and when they leave.
 
     ``stays`` is True for a component outside the pipeline's offload order (a controlnet): brought whole, it stays
-    until the call ends, because it runs within another component's phase.
+    until the call ends, because it runs within another component's phase. ``working`` are the bytes that it needs of a
+    device while it runs there, beyond the device's reserve.
     """
 
     nbytes: int
     largest_leaf_bytes: int
     group_bytes: int
     stays: bool = False
+    working: Mapping[str, int] = field(default_factory=dict)
 
     def peak_bytes(self, residency: Residency) -> int:
         """Return what of it is on the execution device at once."""
@@ -38,34 +40,68 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one device holds: bytes that are always there, and the largest of those that come and go one at a time."""
+    """What one device holds: bytes that are always there, and the largest of those that come and go one at a time.
+
+    ``visiting`` is the most that comes with one component: its weights where they are brought, and its working bytes.
+    """
 
     held: int = 0
     brought: int = 0
+    visiting: int = 0
 
     @property
     def peak(self) -> int:
-        """The most that is there at one time."""
+        """The most that weights take at one time."""
         return self.held + self.brought
+
+    @property
+    def need(self) -> int:
+        """The most that is needed at one time, beyond the device's reserve."""
+        return self.held + max(self.brought, self.visiting)
+
+    def with_held(self, nbytes: int, working: int = 0) -> Use:
+        """Return the use with more that is always there, and what works on it."""
+        return Use(self.held + nbytes, self.brought, max(self.visiting, working))
+
+    def with_brought(self, nbytes: int, working: int = 0) -> Use:
+        """Return the use with more that comes and goes, and what works on it."""
+        return Use(self.held, max(self.brought, nbytes), max(self.visiting, nbytes + working))
+
+
+Uses = Mapping[str, Use]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Budget per device in bytes, and the bytes kept free on an accelerator that runs something."""
+    """Budget per device in bytes, and the bytes kept free on an accelerator that runs something.
+
+    ``reserves`` are those of devices that differ from ``reserve``. ``unified`` are accelerators whose memory is the
+    host's: what they and the cpu hold together has to fit the cpu's budget.
+    """
 
     budgets: Mapping[str, int]
     reserve: int
+    reserves: Mapping[str, int] = field(default_factory=dict)
+    unified: tuple[str, ...] = ()
+
+    def reserve_of(self, device: str) -> int:
+        """Return the bytes kept free on a device, where it runs something."""
+        return self.reserves.get(device, self.reserve) if is_accelerator(device) else 0
 
     def offer(self, device: str) -> int:
         """Return the bytes that weights may take of a device."""
-        return self.budgets[device] - (self.reserve if is_accelerator(device) else 0)
+        return self.budgets[device] - self.reserve_of(device)
 
     def holds(self, device: str, use: Use) -> bool:
         """Tell whether a device has room for this use; an unused device always has."""
-        return use.peak == 0 or use.peak <= self.offer(device)
+        return use.peak == 0 or use.need <= self.offer(device)
 
-
-Uses = Mapping[str, Use]
+    def hold(self, uses: Uses, devices: Iterable[str]) -> bool:
+        """Tell whether these devices have room for their uses, and the host for all that is in its memory."""
+        if not all(self.holds(device, uses[device]) for device in devices):
+            return False
+        shared = sum(uses[device].need + self.reserve_of(device) for device in self.unified if uses[device].peak)
+        return not shared or shared + uses[CPU].need <= self.budgets[CPU]
 
 
 def uses_of(choice: Choice, loads: Mapping[str, Load], devices: Iterable[str]) -> Uses:
@@ -79,13 +115,10 @@ def uses_of(choice: Choice, loads: Mapping[str, Load], devices: Iterable[str]) -
 def with_place(uses: Uses, place: Place, load: Load) -> Uses:
     """Return uses after one more component; a device's use never shrinks."""
     result = dict(uses)
-    use = result[place.device]
+    use, working = result[place.device], load.working.get(place.device, 0)
     peak = load.peak_bytes(place.residency)
-    if place.residency is Residency.ALWAYS or load.stays:
-        result[place.device] = Use(use.held + peak, use.brought)
-    else:
-        result[place.device] = Use(use.held, max(use.brought, peak))
+    always = place.residency is Residency.ALWAYS or load.stays
+    result[place.device] = use.with_held(peak, working) if always else use.with_brought(peak, working)
     if place.storage_device != place.device:
-        storage = result[place.storage_device]
-        result[place.storage_device] = Use(storage.held + load.nbytes, storage.brought)
+        result[place.storage_device] = result[place.storage_device].with_held(load.nbytes)
     return result

@@ -51,7 +51,8 @@ def test_plan_json_has_stable_keys() -> None:
     """The JSON of a plan says what goes where with the same keys for every component and device."""
     data = plan_data(DIGITS, *TWO_LARGE)
     assert data.keys() == {
-        "ok", "pipeline", "machine", "execution_device", "device_map", "components", "devices", "notes",
+        "ok", "pipeline", "machine", "execution_device", "device_map", "components", "devices", "seconds",
+        "moved_bytes", "proof", "notes",
     }  # fmt: skip
     assert (data["ok"], data["pipeline"]) == (True, "StableDiffusionPipeline")
     assert data["machine"] == "--gpus 2x24GiB --ram 64GiB"
@@ -59,7 +60,7 @@ def test_plan_json_has_stable_keys() -> None:
         component.keys()
         == {
             "component", "class", "dtype", "bytes", "peak_bytes", "measured_from", "execution_device",
-            "storage_device", "residency", "reason", "parts", "is_written",
+            "storage_device", "residency", "reason", "parts", "is_written", "calls", "seconds", "moved_bytes",
         }
         for component in data["components"]
     )  # fmt: skip

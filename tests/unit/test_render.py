@@ -90,6 +90,9 @@ def test_plan_data_is_the_plan_in_bytes(plan: Plan) -> None:
         "reason": "device_map.unet, brought layer by layer",
         "parts": [],
         "is_written": False,
+        "calls": 50,
+        "seconds": pytest.approx(50 * 4 * GIB / 12e9, rel=0.1),
+        "moved_bytes": 50 * 4 * GIB,
     }
     # held 2 + 1, brought 0.5, reserve 2 of 8
     assert data["devices"][0] == {
@@ -118,6 +121,7 @@ def test_plan_text_whole(plan: Plan) -> None:
         "",
         f"cuda:0  {'█' * 14}{'▒' * 8}{'·' * 10}  3.5 GiB weights, 2.0 GiB reserve, 2.5 GiB free of 8.0 GiB",
         f"cpu     {'█' * 8}{'·' * 24}  4.0 GiB weights, 12.0 GiB free of 16.0 GiB",
+        "moving weights: about 18 s per generation (200.0 GiB moved)",
         "sizes from the headers of the weights",
     ]
 
