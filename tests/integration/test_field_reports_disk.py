@@ -228,7 +228,7 @@ def test_b117_a_pipeline_with_a_component_that_others_offloaded_is_refused_by_na
     pipe = DiffusionPipeline.from_pretrained(spec.parent / "source")
     OFFLOADS_OF_OTHERS[offload](pipe.unet, tmp_path / "theirs")
 
-    with pytest.raises(DMConfigError, match=rr"unet: .* offloaded"):
+    with pytest.raises(DMConfigError, match=r"unet: .* offloaded"):
         dispatch(pipe, plan_from_yaml(spec, {"device_map": MODES["model"]}))
 
     assert placement_of(pipe) is None
