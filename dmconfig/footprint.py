@@ -37,7 +37,7 @@ _DTYPE_NAMES = {
 _FLOAT_BITS = {name: DTYPE_BITS[stored] for stored, name in _DTYPE_NAMES.items()}
 _FALLBACK_DTYPE = "float32"  # what both libraries build in when nothing says otherwise
 
-MeasuredFrom = Literal["weights", "catalogue", "configs"]
+MeasuredFrom = Literal["weights", "hub", "catalogue", "configs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,7 @@ def measure_tensors(
     dtype: str | None,
     keep_in_fp32: tuple[str, ...] = (),
     tied: tuple[str, ...] = (),
+    measured_from: MeasuredFrom = "weights",
 ) -> Footprint:
     """Return what stored tensors take once loaded.
 
@@ -90,7 +91,7 @@ def measure_tensors(
     bits = _bits_of(target)
     loaded = loaded_sizes(tensors, dtype=target, keep_in_fp32=keep_in_fp32, tied=tied)
     cast = any(_loaded_bytes(tensor, bits, keep_in_fp32) != tensor.nbytes for tensor in tensors) or target != stored
-    return Footprint(dtype=target, stored_dtype=stored, needs_cast=cast, measured_from="weights", **group_sizes(loaded))
+    return Footprint(dtype=target, stored_dtype=stored, needs_cast=cast, measured_from=measured_from, **group_sizes(loaded))
 
 
 def loaded_sizes(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dmconfig.assembly import Assembly
+from dmconfig.assembly import Assembly, Component
 from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
 from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
 from dmconfig.inventory import Inventory, probe_machine
-from dmconfig.measure import lay_out_split, measure, variant_notes
+from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
 from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
 from dmconfig.plan.task import Task
 from dmconfig.progress import NoProgress, Progress
@@ -52,16 +53,48 @@ def check_file(file: str | Path, overrides: Iterable[Override] = (), *, ask_hub:
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
 
 
-def plan_for(checked: Checked, inventory: Inventory) -> Plan:
+def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -> Plan:
     """Return the plan of a checked spec on a machine. Reads headers, never weights.
 
-    Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine.
+    ``ask_hub`` lets the hub be asked for the headers of weights that are not on this machine.
+
+    Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine. BuildError: the hub was to
+        be asked, and it failed.
     """
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
-    footprints = measure(resolved, assembly)
-    layouts = lay_out_split(resolved, spec, assembly, footprints)
+    hub = _hub_headers() if ask_hub else None
+    footprints = measure(resolved, assembly, hub)
+    layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
     notes = tuple(variant_notes(assembly))
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
+
+
+def _hub_headers() -> Headers:
+    """Headers on the hub, each asked for once."""
+    from dmconfig.fetch import remote_tensors
+
+    @functools.cache
+    def of(repo: str, revision: str | None, folder: str, library: str, variant: str | None) -> Any:
+        return remote_tensors(repo, revision, folder, library, variant)
+
+    def headers(component: Component) -> Any:
+        source = component.source
+        if source.hub_id is None:
+            return None
+        where = (source.hub_id, source.revision, _folder_in_repository(component), component.library)
+        found = of(*where, component.variant)
+        plain = found is None and component.variant is not None and not component.variant_required
+        return of(*where, None) if plain else found
+
+    return headers
+
+
+def _folder_in_repository(component: Component) -> str:
+    """The folder of a component in its repository on the hub."""
+    here, snapshot = component.folder, component.source.folder
+    if here is not None and snapshot is not None:
+        return here.relative_to(snapshot).as_posix().removeprefix(".")
+    return component.subfolder or component.name
 
 
 def compare_strategies(checked: Checked, inventory: Inventory) -> tuple[Comparison, ...]:

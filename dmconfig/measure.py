@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dmconfig.assembly import Assembly, Component
@@ -11,6 +11,7 @@ from dmconfig.catalog import find_pipeline
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError
 from dmconfig.footprint import (
     Footprint,
+    MeasuredFrom,
     dominant_dtype,
     fp32_patterns,
     loaded_sizes,
@@ -21,24 +22,28 @@ from dmconfig.layout import Layout, lay_out, layout_of_tensors
 from dmconfig.layouts import packaged_layout
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
-from dmconfig.weights import WeightFiles, find_weights, read_tensors
+from dmconfig.weights import TensorInfo, WeightFiles, find_weights, read_tensors
 
 AUTO = "auto"
 
+Headers = Callable[[Component], Sequence[TensorInfo] | None]
+"""The tensors of a component's weights where they are, or None where there are none."""
 
-def measure(resolved: Resolved, assembly: Assembly) -> Mapping[str, Footprint]:
+
+def measure(resolved: Resolved, assembly: Assembly, hub: Headers | None = None) -> Mapping[str, Footprint]:
     """Return a footprint per component that has weights.
 
-    Reads headers only. torch is imported only for a component with neither weights on disk nor an entry in the
-    catalogue.
+    Reads headers only: of weights on this machine, or, with ``hub``, of those it has of components that are not.
+    torch is imported only for a component with neither weights nor an entry in the catalogue.
 
     Raises: SourceError: damaged weights, or a component whose size cannot be known here; all of them at once.
+        BuildError: as ``hub`` does.
     """
     footprints: dict[str, Footprint] = {}
     problems: list[Problem] = []
     for component in assembly.modules:
         try:
-            footprints[component.name] = _measure(component, resolved)
+            footprints[component.name] = _measure(component, resolved, hub)
         except DMConfigError as error:
             problems.extend(error.problems)
     if problems:
@@ -47,7 +52,13 @@ def measure(resolved: Resolved, assembly: Assembly) -> Mapping[str, Footprint]:
 
 
 def lay_out_split(
-    resolved: Resolved, spec: Spec, assembly: Assembly, footprints: Mapping[str, Footprint], *, as_auto: bool = False
+    resolved: Resolved,
+    spec: Spec,
+    assembly: Assembly,
+    footprints: Mapping[str, Footprint],
+    hub: Headers | None = None,
+    *,
+    as_auto: bool = False,
 ) -> Mapping[str, Layout]:
     """Return the layout of every component that the file splits, and of those that ``auto`` may split.
 
@@ -62,11 +73,11 @@ def lay_out_split(
     for component in assembly.modules:
         if not spec.splits(component.name):
             may_split = as_auto or spec.may_split(component.name)
-            if may_split and (layout := _known_layout(component, footprints[component.name])):
+            if may_split and (layout := _known_layout(component, footprints[component.name], hub)):
                 layouts[component.name] = layout
             continue
         try:
-            layouts[component.name] = _layout(component, footprints[component.name], resolved)
+            layouts[component.name] = _layout(component, footprints[component.name], resolved, hub)
         except DMConfigError as error:
             problems.extend(error.problems)
     if problems:
@@ -74,8 +85,8 @@ def lay_out_split(
     return layouts
 
 
-def _layout(component: Component, size: Footprint, resolved: Resolved) -> Layout:
-    known = _known_layout(component, size)
+def _layout(component: Component, size: Footprint, resolved: Resolved, hub: Headers | None) -> Layout:
+    known = _known_layout(component, size, hub)
     if known is not None:
         return known
     if component.folder is not None:
@@ -86,14 +97,13 @@ def _layout(component: Component, size: Footprint, resolved: Resolved) -> Layout
     raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
 
 
-def _known_layout(component: Component, size: Footprint) -> Layout | None:
+def _known_layout(component: Component, size: Footprint, hub: Headers | None) -> Layout | None:
     """The layout that the weights of a diffusers component, or the packaged layouts, tell without building it."""
     if component.library != "diffusers":
         return None
     can_split = component.facts.no_split_modules is not None
-    files = component_weights(component)
-    if files is not None:
-        tensors = read_tensors(files)
+    tensors = _tensors(component, hub)
+    if tensors is not None:
         patterns = _patterns(component, size.dtype)
         sizes = loaded_sizes(tensors, dtype=size.dtype, keep_in_fp32=patterns, tied=_tied(component))
         return layout_of_tensors(sizes, order=component.facts.members, can_split=can_split)
@@ -126,11 +136,19 @@ def model_config(component: Component) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _measure(component: Component, resolved: Resolved) -> Footprint:
-    dtype = None if component.dtype == AUTO else component.dtype
+def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] | None:
+    """What the headers of a component's weights say: of those here, else of those on the hub, if it may be asked."""
     files = component_weights(component)
     if files is not None:
-        return _from_weights(component, files, dtype)
+        return read_tensors(files)
+    return hub(component) if hub is not None else None
+
+
+def _measure(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
+    dtype = None if component.dtype == AUTO else component.dtype
+    tensors = _tensors(component, hub)
+    if tensors is not None:
+        return _from_tensors(component, tensors, dtype)
     catalogued = _from_catalogue(component, dtype)
     if catalogued is not None:
         return catalogued
@@ -138,14 +156,15 @@ def _measure(component: Component, resolved: Resolved) -> Footprint:
         return measure_configs(component.folder, component.library, component.class_name, dtype)
     what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
     why = f"its part of {component.source.text} is not in the local hub cache, and dmconfig has no figures for it"
-    fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
+    fix = "plan with --hub, which asks the hub for the headers alone, or load it once, which downloads what it needs"
     raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
 
 
-def _from_weights(component: Component, files: WeightFiles, dtype: str | None) -> Footprint:
-    tensors = read_tensors(files)
+def _from_tensors(component: Component, tensors: Sequence[TensorInfo], dtype: str | None) -> Footprint:
     patterns = _patterns(component, dtype or dominant_dtype(tensors))
-    return measure_tensors(tensors, dtype=dtype, keep_in_fp32=patterns, tied=_tied(component))
+    source: MeasuredFrom = "weights" if component_weights(component) is not None else "hub"
+    tied = _tied(component)
+    return measure_tensors(tensors, dtype=dtype, keep_in_fp32=patterns, tied=tied, measured_from=source)
 
 
 def _tied(component: Component) -> tuple[str, ...]:

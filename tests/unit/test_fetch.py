@@ -16,9 +16,10 @@ import pytest
 from huggingface_hub import constants, errors, file_download
 from huggingface_hub.utils import are_progress_bars_disabled
 
-from dmconfig.errors import BuildError, Code
+from dmconfig.errors import BuildError, Code, SourceError
 from dmconfig.fetch import fetch, fetch_index, is_whole, needed_files
-from dmconfig.load import Checked, check_file, fetched
+from dmconfig.inventory import parse_machine
+from dmconfig.load import Checked, check_file, fetched, plan_for
 from dmconfig.measure import component_weights
 from dmconfig.progress import Item, NoProgress
 from dmconfig.source import locate_source
@@ -683,3 +684,37 @@ def test_fetched_of_a_repository_that_is_no_pipeline(hub: Hub, spec: Callable[..
           at   pipeline.source
           what 'dm/digits' is not a pipeline: it has no model_index.json
           fix  name a repository in the diffusers layout; a single model goes under components""")
+
+
+# Planning what is on the hub
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "auto"])
+def test_plan_asks_the_hub_for_headers_alone(hub: Hub, spec: Callable[[str], Path], strategy: str) -> None:
+    """A pipeline that nobody knows here is planned from the headers on the hub, as it is planned from its files."""
+    hub.add("dm/digits", DIGITS)
+    machine = parse_machine("4MiB,2MiB", "1GiB")
+    more = f"device_map: {strategy}\nreserve: 0\n"
+    local = spec().parent / "local.yaml"
+    local.write_text(f"version: 1\npipeline: {{source: {DIGITS}}}\n{more}")
+
+    plan = plan_for(check_file(spec(more), ask_hub=True), machine, ask_hub=True)
+
+    assert {assignment.measured_from for assignment in plan.assignments} == {"hub"}
+    known = plan_for(check_file(local), machine)
+    assert plan.device_map == known.device_map
+    assert [each.nbytes for each in plan.assignments] == [each.nbytes for each in known.assignments]
+    weights = sum(size for name, size in hub.sent.items() if name.endswith(".safetensors"))
+    assert 0 < weights < sum(each.nbytes for each in plan.assignments) / 20
+
+
+def test_plan_without_the_hub_says_how_to_ask_it(hub: Hub, spec: Callable[[str], Path]) -> None:
+    """Where only the index is known, the sizes are not, and the error names the way to know them."""
+    hub.add("dm/digits", DIGITS)
+    checked = check_file(spec(), ask_hub=True)
+
+    with pytest.raises(SourceError) as caught:
+        plan_for(checked, parse_machine("1GiB", "1GiB"))
+
+    assert {problem.code for problem in caught.value.problems} == {Code.SIZES_UNKNOWN}
+    assert all("--hub" in problem.fix for problem in caught.value.problems)
