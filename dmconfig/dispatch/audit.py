@@ -16,16 +16,17 @@ from dmconfig.plan import Assignment, Part, Plan, Residency
 _MAPS = Path("/proc/self/maps")
 
 
-def audit(pipe: Any, plan: Plan) -> Iterator[Problem]:
+def audit(pipe: Any, plan: Plan, *, is_mapped: bool = True) -> Iterator[Problem]:
     """Yield a problem per component whose weights are not where, or not of the dtype, the plan says.
 
     Looks at every parameter and buffer, when nothing is running. A tensor on meta is right only where a hook owns it;
-    float32 is right beside any dtype, because classes keep some of their layers so.
+    float32 is right beside any dtype, because classes keep some of their layers so. ``is_mapped``: what rests on disk
+    has to be mapped from files.
     """
     for assignment in plan.assignments:
         module = getattr(pipe, assignment.component)
         for each in assignment.parts or (assignment,):
-            yield from _misplaced(assignment, each, modules_of(module, assignment, each))
+            yield from _misplaced(assignment, each, modules_of(module, assignment, each), is_mapped=is_mapped)
         tensors = [tensor for tensor in module.parameters() if tensor.is_floating_point()]
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
         if other := sorted(dtypes - {assignment.dtype, "float32"}):
@@ -42,7 +43,7 @@ def modules_of(root: torch.nn.Module, assignment: Assignment, each: Assignment |
 
 
 def _misplaced(
-    assignment: Assignment, each: Assignment | Part, modules: Sequence[torch.nn.Module]
+    assignment: Assignment, each: Assignment | Part, modules: Sequence[torch.nn.Module], *, is_mapped: bool
 ) -> Iterator[Problem]:
     name = f"{assignment.component}.{each.path}" if isinstance(each, Part) and each.path else assignment.component
     owned = _owned(modules)
@@ -51,7 +52,7 @@ def _misplaced(
     if wrong:
         what = f"{name} was planned on {each.storage_device} and is on {', '.join(wrong)}"
         yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
-    if each.storage_device == DISK and (count := _in_memory(modules)):
+    if is_mapped and each.storage_device == DISK and (count := _in_memory(modules)):
         what = f"{name} was planned to rest in files; {count} of its tensors are in memory"
         yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
 

@@ -186,6 +186,7 @@ def dispatch(
     group_options: Mapping[str, Any] = DEFAULT_GROUPS,
     asked: Mapping[str, Any] | None = None,
     files: OffloadFolder | None = None,
+    is_mapped: bool = True,
     progress: Progress | None = None,
 ) -> Any:
     """Place a built pipeline by a plan and return it; it answers for itself from then on.
@@ -201,6 +202,7 @@ def dispatch(
         group_options: of diffusers' ``apply_group_offloading``, for components brought in groups.
         asked: what the file says of places and dtypes, for reports.
         files: where weights are that were cast and rest on disk; closed with the placement.
+        is_mapped: whether what rests on disk is mapped from files, and so is checked to be; not where it has no data.
         progress: told which component is being placed.
 
     Raises: DispatchError: a component could not be placed, or is not where the plan says. Nothing stays half placed.
@@ -217,7 +219,7 @@ def dispatch(
     try:
         for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):
             placement.place(getattr(pipe, assignment.component), assignment)
-        problems = [*audit(pipe, plan)]
+        problems = [*audit(pipe, plan, is_mapped=is_mapped)]
         if problems:
             raise DispatchError(problems)
     except (RuntimeError, ValueError) as error:  # torch and accelerate say so when a device cannot hold or take it

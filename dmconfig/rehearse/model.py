@@ -1,0 +1,110 @@
+"""The values of a rehearsal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dmconfig.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """What a device takes beyond tensors, by name: ``why`` says what it is and where the figure comes from."""
+
+    name: str
+    nbytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePeak:
+    """The most that was on a device in a phase: a component, or a way of entering one (``vae.decode``)."""
+
+    phase: str
+    weights_bytes: int
+    activations_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Weights and activations at the moment of the peak."""
+        return self.weights_bytes + self.activations_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePeak:
+    """One device: its peak in each phase, in the order they ran, and what comes on top."""
+
+    id: str
+    capacity_bytes: int
+    phases: tuple[PhasePeak, ...]
+    margins: tuple[Margin, ...]
+
+    @property
+    def peak(self) -> PhasePeak:
+        """The phase with the highest peak."""
+        return max(self.phases, key=lambda phase: phase.nbytes)
+
+    @property
+    def margin_bytes(self) -> int:
+        """All margins together."""
+        return sum(margin.nbytes for margin in self.margins)
+
+    @property
+    def need_bytes(self) -> int:
+        """What the device has to have: the highest peak and the margins."""
+        return self.peak.nbytes + self.margin_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it has that."""
+        return self.need_bytes <= self.capacity_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """What went from one device to another in a phase, scaled to a whole generation; ``seconds`` is an estimate."""
+
+    phase: str
+    source: str
+    destination: str
+    kind: str
+    nbytes: float
+    count: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why the pipeline did not run to its end: in which phase, and the words of the error."""
+
+    kind: str
+    phase: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A run of the pipeline's own code without weights.
+
+    ``steps`` is (rehearsed, asked). ``output`` is the shape of what came out, empty when it failed; ``odd_output``
+    says where it is not what was asked for. ``stand_ins`` are parts that were not on this machine; ``guesses`` counts
+    values that were asked for and do not exist, by operation.
+    """
+
+    plan: Plan
+    steps: tuple[int, int]
+    arguments: Mapping[str, Any]
+    devices: tuple[DevicePeak, ...]
+    crossings: tuple[Crossing, ...]
+    output: tuple[int, ...]
+    odd_output: str
+    stand_ins: tuple[str, ...]
+    guesses: Mapping[str, int]
+    failure: Failure | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it ran, returned what was asked for, and every device has room for its peak and margins."""
+        return self.failure is None and not self.odd_output and all(device.fits for device in self.devices)

@@ -1,0 +1,178 @@
+"""Running a pipeline's own code on virtual accelerators, without weights, and noting what it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dmconfig.assembly import Assembly
+from dmconfig.devices import CPU
+from dmconfig.dispatch import dispatch
+from dmconfig.inventory import Inventory
+from dmconfig.plan import Plan
+from dmconfig.rehearse.inputs import Settings, arguments, steps_asked, steps_rehearsed
+from dmconfig.rehearse.margins import margins_of
+from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, PhasePeak, Rehearsal
+from dmconfig.rehearse.skeleton import build_skeleton
+from dmconfig.resolve import Resolved
+from dmconfig.spec import Spec
+from dmconfig.virtual import DeviceMismatchError, UnknownValueError, VirtualMachine, VirtualOutOfMemoryError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What is rehearsed: a checked spec, and what its pipeline is made of."""
+
+    resolved: Resolved
+    spec: Spec
+    assembly: Assembly
+
+
+_READ_VALUES = ("safety_checker",)
+"""Components that look at values to decide something: they are told zeros, for which they flag nothing."""
+
+
+def rehearse(script: Script, plan: Plan, inventory: Inventory, settings: Settings) -> Rehearsal:
+    """Return what a generation takes on a machine, placed by a plan.
+
+    Nothing is read but configs, nothing computed but shapes. Must run where no real CUDA device is visible.
+
+    Raises: BuildError: a component cannot be built from its config. DispatchError: one cannot be placed.
+    """
+    torch.set_num_threads(1)
+    resolved, spec, assembly = script.resolved, script.spec, script.assembly
+    dtypes = {assignment.component: assignment.dtype for assignment in plan.assignments}
+    pipe, stand_ins = build_skeleton(resolved, assembly, dtypes)
+    asked = steps_asked(assembly.facts, settings, spec.call)
+    steps = steps_rehearsed(getattr(pipe, "scheduler", None), asked, settings)
+    capacities = [device.total_bytes for device in inventory.accelerators]
+    machine = VirtualMachine(capacities, values=False, zero_phases=_READ_VALUES)
+    failure: Failure | None = None
+    output: tuple[int, ...] = ()
+    given: dict[str, Any] = {}
+    with machine, _quiet(), torch.no_grad():
+        phase = "placing"
+        try:
+            for part in pipe.components.values():
+                if isinstance(part, torch.nn.Module):
+                    machine.adopt(part)
+            dispatch(
+                pipe,
+                plan,
+                in_turn=assembly.in_turn,
+                group_options=spec.group_offload.model_dump(),
+                is_mapped=False,
+            )
+            machine.ledger.reset()
+            given = arguments(pipe, assembly.facts, settings, spec.call, steps)
+            with machine.track(pipe.components):
+                try:
+                    output = _shape(pipe(**given))
+                finally:
+                    phase = machine.ledger.current_phase
+        except (VirtualOutOfMemoryError, DeviceMismatchError, UnknownValueError) as error:
+            failure = Failure(kind=_KINDS[type(error)], phase=phase, what=str(error).splitlines()[0])
+        devices = tuple(_device_peak(machine, device.id, device.total_bytes) for device in inventory.accelerators)
+        crossings = tuple(_crossings(machine, inventory, plan, asked / steps))
+    return Rehearsal(
+        plan=plan,
+        steps=(steps, asked),
+        arguments={name: value for name, value in given.items() if isinstance(value, (str, int, float))},
+        devices=devices,
+        crossings=crossings,
+        output=output,
+        odd_output="" if failure else _odd(output, given),
+        stand_ins=stand_ins,
+        guesses=dict(machine.guesses),
+        failure=failure,
+    )
+
+
+_KINDS: Mapping[type[Exception], str] = {
+    VirtualOutOfMemoryError: "out of memory",
+    DeviceMismatchError: "wrong device",
+    UnknownValueError: "unknown value",
+}
+
+
+def _device_peak(machine: VirtualMachine, device: str, capacity: int) -> DevicePeak:
+    ledger = machine.ledger
+    peaks = tuple(
+        PhasePeak(
+            phase=phase,
+            weights_bytes=ledger.peak_bytes(device, phase=phase, kind="weights"),
+            activations_bytes=ledger.peak_bytes(device, phase=phase, kind="activations"),
+        )
+        for phase in ledger.phases
+    )
+    shown = tuple(peak for peak in peaks if peak.nbytes) or peaks[:1]
+    shown = shown or (PhasePeak(phase="", weights_bytes=0, activations_bytes=0),)
+    reserved = max(0, ledger.peak_reserved_bytes(device) - max(peak.nbytes for peak in shown))
+    return DevicePeak(id=device, capacity_bytes=capacity, phases=shown, margins=margins_of(shown, reserved))
+
+
+def _crossings(machine: VirtualMachine, inventory: Inventory, plan: Plan, scale: float) -> Iterator[Crossing]:
+    """What moved, phase by phase; what a component that runs once per step moved is scaled to all steps."""
+    per_step = {a.component for a in plan.assignments if a.calls > 2}  # text encoders run once or twice
+    for move, moved in machine.ledger.moves.items():
+        times = scale if move.phase.partition(".")[0] in per_step else 1.0
+        ends = {move.source, move.destination}
+        seconds = 0.0
+        if len(ends) == 2 and ends != {CPU, "disk"}:
+            seconds = moved.bytes * times / inventory.bandwidth(move.source, move.destination)
+        yield Crossing(
+            phase=move.phase,
+            source=move.source,
+            destination=move.destination,
+            kind=move.kind,
+            nbytes=moved.bytes * times,
+            count=moved.count * times,
+            seconds=seconds,
+        )
+
+
+def _shape(result: Any) -> tuple[int, ...]:
+    """The shape of what a pipeline returned: pictures, frames or embeddings."""
+    found = result[0] if isinstance(result, tuple) else next(iter(result.values()))
+    return _shape_of(found)
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    if hasattr(value, "shape"):
+        return tuple(int(size) for size in value.shape)
+    if isinstance(value, (list, tuple)):
+        return (len(value), *_shape_of(value[0])) if value else (0,)
+    width, height = value.size  # a picture
+    return (height, width)
+
+
+def _odd(output: tuple[int, ...], given: Mapping[str, Any]) -> str:
+    """Where what came out is not what was asked for."""
+    for name, what in (("num_frames", "frames"), ("height", "rows"), ("width", "columns")):
+        asked = given.get(name)
+        if isinstance(asked, int) and asked not in output:
+            return f"{asked} {what} were asked for, and what came out is {' x '.join(map(str, output))}"
+    return ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the libraries' warnings off the screen: they speak of a run that does not take place."""
+    import diffusers
+    import transformers
+
+    levels = diffusers.logging.get_verbosity(), transformers.logging.get_verbosity()
+    diffusers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        diffusers.logging.set_verbosity(levels[0])
+        transformers.logging.set_verbosity(levels[1])

@@ -1,0 +1,116 @@
+"""A pipeline without weights: every component built from its config on the meta device, as a load would leave it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dmconfig.assembly import Assembly, Component
+from dmconfig.configs import config_folder
+from dmconfig.errors import BuildError, Code
+from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
+from dmconfig.rehearse.standins import stand_in_for
+from dmconfig.resolve import Resolved
+
+
+def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:
+    """Return the pipeline of assembly without weights, on meta, and the names of the parts that stand-ins stand for.
+
+    Raises: BuildError: a component cannot be built from its config, or there is no config of it.
+    """
+    parts: dict[str, Any] = dict.fromkeys(assembly.absent)
+    later: list[Component] = []
+    for component in assembly.components:
+        if component.is_module:
+            parts[component.name] = _module(resolved, component, dtypes[component.name])
+        else:
+            later.append(component)
+    stand_ins = []
+    for component in later:  # a tokenizer's stand-in looks at the encoder it feeds
+        parts[component.name], is_stand_in = _other(resolved, component, parts)
+        stand_ins += [component.name] if is_stand_in else []
+    import diffusers
+
+    cls = getattr(diffusers, assembly.class_name)
+    known = inspect.signature(cls.__init__).parameters
+    settings = {name: value for name, value in assembly.config.items() if name in known}
+    with torch.device("meta"):  # some pipelines build modules of their own
+        pipe = cls(**settings, **parts)
+    for part in pipe.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.eval().requires_grad_(requires_grad=False)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe, tuple(stand_ins)
+
+
+def folder_of(component: Component) -> Path | None:
+    """Return where a component's config is: on this machine, or packaged."""
+    if component.folder is not None:
+        return component.folder
+    packaged = config_folder(component.source.hub_id) if component.source.hub_id else None
+    folder = packaged / component.name if packaged else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def as_loaded(module: Any, dtype: str) -> Any:
+    """Give a module that was built on meta the dtypes that loading in dtype leaves it in; return it."""
+    target = getattr(torch, dtype)
+    is_diffusers = hasattr(module, "load_config")
+    patterns = fp32_patterns(
+        library="diffusers" if is_diffusers else "transformers",
+        dtype=dtype,
+        keep=module._keep_in_fp32_modules,
+        keep_strict=getattr(module, "_keep_in_fp32_modules_strict", None),
+    )
+    stored = module.state_dict(keep_vars=True)
+    for name, tensor in stored.items():
+        if not tensor.is_floating_point():
+            continue
+        if kept_in_fp32(name, patterns):
+            tensor.data = tensor.data.to(torch.float32)
+        elif is_diffusers:
+            tensor.data = tensor.data.to(target)
+    return module
+
+
+def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
+    folder = folder_of(component)
+    if folder is None:
+        what = f"{component.name!r} ({component.class_name}) cannot be rehearsed: its config is not on this machine"
+        fix = "load the pipeline once, which downloads what it needs, or copy its configs here"
+        raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, fix=fix)])
+    try:
+        return as_loaded(build_on_meta(folder, component.library, component.class_name, dtype), dtype)
+    except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
+        what = f"{component.name!r} ({component.class_name}) cannot be built from its config"
+        why = f"{type(error).__name__}: {error}"
+        raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, why=why)]) from error
+
+
+def _other(resolved: Resolved, component: Component, parts: Mapping[str, Any]) -> tuple[Any, bool]:
+    """A scheduler, from its config; a tokenizer or processor, its own where its files are here."""
+    folder = folder_of(component)
+    try:
+        cls = getattr(importlib.import_module(component.library), component.class_name)
+        if folder is not None and hasattr(cls, "from_config"):
+            return cls.from_config({**cls.load_config(str(folder)), **(component.config or {})}), False
+        if component.folder is not None:
+            return cls.from_pretrained(str(component.folder), local_files_only=True), False
+    except Exception as error:  # as above
+        what = f"{component.name!r} ({component.class_name}) could not be made: {type(error).__name__}: {error}"
+        raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what)]) from error
+    encoder = parts.get(component.name.replace("tokenizer", "text_encoder").replace("processor", "text_encoder"))
+    config = getattr(encoder, "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    try:
+        return stand_in_for(component.class_name, config), True
+    except KeyError:
+        what = f"nothing can stand in for {component.name!r} ({component.class_name}), which is not on this machine"
+        fix = f"give components.{component.name} a source that is here"
+        raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, fix=fix)]) from None
