@@ -69,13 +69,18 @@ bench: $(TESTED) ## time the commands, the loading of a 2 GB pipeline and the di
 	$(BIN)/python benchmarks/disk_tier.py || failed=1; \
 	exit $$failed
 
-schema: $(TESTED) ## write the JSON Schemas of specs and machine files anew
+schema: $(TESTED) ## write the JSON Schemas of specs, machine files and plans anew
 	@mkdir -p build schemas
 	$(BIN)/dmconfig schema > build/schema.json
 	$(BIN)/dmconfig machine --schema > build/machine.json
+	$(BIN)/dmconfig schema --plan > build/plan.json
 	@mv build/schema.json schemas/dmconfig-1.schema.json
 	@mv build/machine.json schemas/machine-1.schema.json
-	@echo "wrote schemas/dmconfig-1.schema.json and schemas/machine-1.schema.json"
+	@mv build/plan.json schemas/plan-1.schema.json
+	@echo "wrote schemas/dmconfig-1.schema.json, schemas/machine-1.schema.json and schemas/plan-1.schema.json"
+
+layouts: $(TESTED) ## write the packaged layouts anew, from the packaged configs
+	$(BIN)/python tools/layouts.py
 
 clean: ## remove the environment and everything made
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache
@@ -101,4 +106,4 @@ $(LINTED): pyproject.toml constraints.txt
 	@$(PIP) -e '.[test,lint]'
 	@touch $(TESTED) $(LINTED)
 
-.PHONY: help demo test quick placements test-matrix lint bench schema clean
+.PHONY: help demo test quick placements test-matrix lint bench schema layouts clean

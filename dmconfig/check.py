@@ -300,8 +300,19 @@ def group_offload(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterato
         refusal = _group_offload_refusal(component, by_blocks=by_blocks) if unpinned or component.name in named else ""
         if refusal:
             at: ConfigPath = ("low_memory",) if unpinned else ("device_map", component.name, "offload")
-            fix = f"write device_map.{component.name}: {{execution: cuda:0, offload: model}}"
+            fix = _other_offload(component.name, spec, by_blocks=by_blocks)
             yield resolved.problem(Code.CONTRADICTION, at, f"{component.name!r}: {refusal}", fix=fix)
+
+
+def _other_offload(name: str, spec: Spec, *, by_blocks: bool) -> str:
+    """How to write that a component is brought whole instead, in a map that says so of the others too."""
+    entry = spec.placements.get(name)
+    word = spec.words.get("", spec.words.get(DEFAULT, "cuda:0"))
+    device = entry.devices[0] if isinstance(entry, PlacementSpec) else word
+    device = device if isinstance(device, str) and device not in STRATEGIES and device != CPU else "cuda:0"
+    whole = f"{name}: {{execution: {device}, offload: model}}"
+    fix = f"write {whole} under device_map" if spec.placements else f"write device_map: {{{whole}, default: {word}}}"
+    return f"{fix}, or offload_type: leaf_level" if by_blocks else fix
 
 
 def _groups_on_disk(resolved: Resolved, spec: Spec, named: Sequence[str]) -> Iterator[Problem]:

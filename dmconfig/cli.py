@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -130,14 +132,45 @@ def plan(
     ram: RamOption = None,
     disk: DiskOption = None,
     set_: SetOption = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            "--explain", metavar="COMPONENT", help="Show one component: what it is, where and why, what else."
+        ),
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Show every strategy, and each accelerator alone, side by side.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="PICTURE", help="Also draw the plan, as an .svg; its folder is made."),
+    ] = None,
+    hub: Annotated[
+        bool, typer.Option("--hub", help="Ask the hub for the headers of weights that are not on this machine.")
+    ] = False,
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Show where every component will live on this machine, or on one described by a file, a name or sizes."""
     from dmconfig.load import check_file, plan_for
 
     with _exit_on_problems(format_):
-        chosen = _machine(machine, gpus, ram, disk)
-        _print_plan(plan_for(check_file(file, _overrides(set_)), chosen), format_)
+        _, chosen, overrides = _read_all(
+            lambda: _check_views(explain, all_, out),
+            lambda: _machine(machine, gpus, ram, disk),
+            lambda: _overrides(set_),
+        )
+        checked = check_file(file, overrides, ask_hub=hub)
+        if all_:
+            _print_comparison(checked, chosen, format_, ask_hub=hub)
+        elif explain is not None:
+            _print_explanation(explain, checked, chosen, format_, ask_hub=hub)
+        else:
+            planned = plan_for(checked, chosen, ask_hub=hub)
+            if out is not None:
+                _draw(planned, checked, out)
+            _print_plan(planned, format_)
+            if out is not None and format_ is Format.TEXT:
+                typer.echo(f"wrote {out}")
 
 
 @app.command()
@@ -214,11 +247,94 @@ def machine(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    plan_: Annotated[
+        bool, typer.Option("--plan", help="Print the schema of what `plan --format json` prints.")
+    ] = False,
+) -> None:
     """Print the JSON Schema of the file format, for editors and other tools."""
-    from dmconfig.schema import schema_text
+    from dmconfig.schema import plan_schema_text, schema_text
 
-    typer.echo(schema_text(), nl=False)
+    typer.echo(plan_schema_text() if plan_ else schema_text(), nl=False)
+
+
+def _read_all(*readers: Callable[[], Any]) -> list[Any]:
+    """What each reader returns; what is wrong with the options of any of them is reported together."""
+    from dmconfig.errors import DMConfigError, SpecError
+
+    results: list[Any] = []
+    problems: list[Problem] = []
+    for read in readers:
+        try:
+            results.append(read())
+        except DMConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise SpecError(problems)
+    return results
+
+
+def _check_views(explain: str | None, all_: bool, out: Path | None) -> None:
+    """Check that one view is asked for, and that a picture can be written where it is to go.
+
+    Raises: SpecError: with all that is wrong.
+    """
+    from dmconfig.errors import Code, Problem, SpecError
+
+    problems: list[Problem] = []
+    if out is not None:
+        from dmconfig.picture import picture_problems
+
+        problems += picture_problems(out)
+    flags = (("--explain", explain is not None), ("--all", all_), ("--out", out is not None))
+    given = [flag for flag, is_given in flags if is_given]
+    if len(given) > 1:
+        what = f"{', '.join(given[:-1])} and {given[-1]} are views of their own, and a command shows one"
+        problems.append(Problem(code=Code.BAD_COMMAND_LINE, what=what, fix="keep one of them", origin=given[0]))
+    if problems:
+        raise SpecError(problems)
+
+
+def _print_explanation(component: str, checked: Checked, machine: Inventory, format_: Format, *, ask_hub: bool) -> None:
+    from dmconfig import render
+    from dmconfig.load import alternatives_for, plan_for
+
+    alternatives = alternatives_for(checked, machine, component, ask_hub=ask_hub)
+    planned = plan_for(checked, machine, ask_hub=ask_hub)
+    if format_ is Format.JSON:
+        _print_json(render.explanation_data(component, planned, alternatives))
+    else:
+        typer.echo(render.explanation_text(component, planned, alternatives, _width()))
+
+
+def _print_comparison(checked: Checked, machine: Inventory, format_: Format, *, ask_hub: bool) -> None:
+    """Print all strategies; then, where the file's own plan does not fit, why, and exit as ``plan`` does."""
+    from dmconfig import render
+    from dmconfig.errors import PlanError
+    from dmconfig.load import compare_strategies, plan_for
+
+    comparisons = compare_strategies(checked, machine, ask_hub=ask_hub)
+    problems: tuple[Problem, ...] = ()
+    planned = None
+    try:
+        planned = plan_for(checked, machine, ask_hub=ask_hub)
+    except PlanError as error:
+        problems = error.problems
+    comparisons = render.with_own(comparisons, planned)
+    pipeline = checked.assembly.class_name
+    if format_ is Format.JSON:
+        _print_json(render.comparison_data(pipeline, machine, comparisons, problems))
+    else:
+        typer.echo(render.comparison_text(pipeline, machine.name, comparisons, _width()))
+        _print_problems(problems, format_)
+    if problems:
+        raise typer.Exit(PlanError.exit_code)
+
+
+def _draw(planned: Plan, checked: Checked, out: Path) -> None:
+    from dmconfig.picture import plan_picture, write_picture
+
+    write_picture(plan_picture(planned, checked.assembly.in_turn), out)
 
 
 def _machine(name: str | None, gpus: str | None, ram: str | None, disk: str | None) -> Inventory:
@@ -345,18 +461,21 @@ def _print_plan(planned: Plan, format_: Format) -> None:
 
     if format_ is Format.JSON:
         _print_json(render.plan_data(planned))
-        return
-    from dmconfig.console import make_console
+    else:
+        typer.echo(render.plan_text(planned, _width()))
 
-    make_console().print(render.plan_text(planned), markup=False)
+
+def _width() -> int | None:
+    """The columns of the terminal; None where there is none, so that no line is broken for a tool that reads it."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _report_run(files: list[Path], planned: Plan, progress: ConsoleProgress, format_: Format) -> None:
     if format_ is Format.JSON:
         from dmconfig.render import plan_data
 
-        seconds = {name: round(value, 3) for name, value in progress.seconds.items()}
-        _print_json({**plan_data(planned), "files": [str(file) for file in files], "seconds": seconds})
+        timings = {name: round(value, 3) for name, value in progress.seconds.items()}
+        _print_json({**plan_data(planned), "files": [str(file) for file in files], "timings": timings})
         return
     typer.echo(f"took {progress.timings()}")
     for file in files:

@@ -97,20 +97,22 @@ def _folder_in_repository(component: Component) -> str:
     return component.subfolder or component.name
 
 
-def compare_strategies(checked: Checked, inventory: Inventory) -> tuple[Comparison, ...]:
+def compare_strategies(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -> tuple[Comparison, ...]:
     """Return what every strategy, and each accelerator alone, makes of a machine; pins of the file are kept.
 
     Raises: SourceError, PlanError: as ``plan_for``, but not where nothing fits.
     """
-    return compare(_task(checked, inventory))
+    return compare(_task(checked, inventory, ask_hub=ask_hub))
 
 
-def alternatives_for(checked: Checked, inventory: Inventory, component: str) -> tuple[Alternative, ...]:
+def alternatives_for(
+    checked: Checked, inventory: Inventory, component: str, *, ask_hub: bool = False
+) -> tuple[Alternative, ...]:
     """Return the places that a component of the plan could have, all others staying where they are.
 
     Raises: SourceError, PlanError: as ``plan_for``. SpecError: there is no such component with weights.
     """
-    task = _task(checked, inventory)
+    task = _task(checked, inventory, ask_hub=ask_hub)
     if component not in task.names:
         meant = nearest(component, task.names)
         what = f"{component!r} is not a component with weights"
@@ -120,10 +122,11 @@ def alternatives_for(checked: Checked, inventory: Inventory, component: str) -> 
     return () if solution is None else alternatives_of(component, solution, task)
 
 
-def _task(checked: Checked, inventory: Inventory) -> Task:
+def _task(checked: Checked, inventory: Inventory, *, ask_hub: bool) -> Task:
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
-    footprints = measure(resolved, assembly)
-    layouts = lay_out_split(resolved, spec, assembly, footprints, as_auto=True)
+    hub = _hub_headers() if ask_hub else None
+    footprints = measure(resolved, assembly, hub)
+    layouts = lay_out_split(resolved, spec, assembly, footprints, hub, as_auto=True)
     return make_task(resolved, spec, assembly, footprints, inventory, layouts=layouts)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -20,10 +22,37 @@ def machine_schema_text() -> str:
     return _text(MachineFile, f"dmconfig machine, version {MACHINE_VERSION}")
 
 
+def plan_schema_text() -> str:
+    """Return the JSON Schema of what ``plan`` prints as JSON, as the text of ``schemas/plan-1.schema.json``.
+
+    That is a plan, one component explained, all strategies, or problems.
+    """
+    from pydantic import TypeAdapter
+
+    from dmconfig.render.data import PLAN_VERSION, ComparisonData, ExplanationData, PlanData, ProblemsData
+
+    printed = TypeAdapter[Any](PlanData | ExplanationData | ComparisonData | ProblemsData)
+    return _schema_text(_closed(printed.json_schema()), f"dmconfig plan, version {PLAN_VERSION}")
+
+
+def _closed(schema: Any) -> Any:
+    """A schema in which no object has keys that are not named."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {"additionalProperties": False} if "properties" in schema and "type" in schema else {}
+    return closed | {key: _closed(value) for key, value in schema.items()}
+
+
 def _text(model: type[BaseModel], title: str) -> str:
+    return _schema_text(model.model_json_schema(), title)
+
+
+def _schema_text(body: Mapping[str, Any], title: str) -> str:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
-        **{key: value for key, value in model.model_json_schema().items() if key != "title"},
+        **{key: value for key, value in body.items() if key != "title"},
     }
     return json.dumps(schema, indent=2) + "\n"

@@ -17,11 +17,12 @@ from dmconfig.inventory import Inventory
 from dmconfig.plan import Plan
 from dmconfig.rehearse.inputs import Settings, arguments, steps_asked, steps_rehearsed
 from dmconfig.rehearse.margins import margins_of
-from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, PhasePeak, Rehearsal
+from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, PhasePeak, Rehearsal, devices_named_in
 from dmconfig.rehearse.skeleton import build_skeleton
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
 from dmconfig.virtual import DeviceMismatchError, UnknownValueError, VirtualMachine, VirtualOutOfMemoryError
+from dmconfig.virtual.ledger import Ledger, Peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +38,13 @@ _READ_VALUES = ("safety_checker",)
 """Components that look at values to decide something: they are told zeros, for which they flag nothing."""
 
 
-def rehearse(script: Script, plan: Plan, inventory: Inventory, settings: Settings) -> Rehearsal:
+def rehearse(
+    script: Script, plan: Plan, inventory: Inventory, settings: Settings, *, is_enforced: bool = True
+) -> Rehearsal:
     """Return what a generation takes on a machine, placed by a plan.
 
-    Nothing is read but configs, nothing computed but shapes. Must run where no real CUDA device is visible.
+    Nothing is read but configs, nothing computed but shapes. Must run where no real CUDA device is visible. With
+    ``is_enforced`` a device that is full fails as a real one does; without, it is noted how much it would have taken.
 
     Raises: BuildError: a component cannot be built from its config. DispatchError: one cannot be placed.
     """
@@ -51,7 +55,7 @@ def rehearse(script: Script, plan: Plan, inventory: Inventory, settings: Setting
     asked = steps_asked(assembly.facts, settings, spec.call)
     steps = steps_rehearsed(getattr(pipe, "scheduler", None), asked, settings)
     capacities = [device.total_bytes for device in inventory.accelerators]
-    machine = VirtualMachine(capacities, values=False, zero_phases=_READ_VALUES)
+    machine = VirtualMachine(capacities, values=False, zero_phases=_READ_VALUES, enforce_capacity=is_enforced)
     failure: Failure | None = None
     output: tuple[int, ...] = ()
     given: dict[str, Any] = {}
@@ -76,7 +80,7 @@ def rehearse(script: Script, plan: Plan, inventory: Inventory, settings: Setting
                 finally:
                     phase = machine.ledger.current_phase
         except (VirtualOutOfMemoryError, DeviceMismatchError, UnknownValueError) as error:
-            failure = Failure(kind=_KINDS[type(error)], phase=phase, what=str(error).splitlines()[0])
+            failure = _failure(error, phase)
         devices = tuple(_device_peak(machine, device.id, device.total_bytes) for device in inventory.accelerators)
         crossings = tuple(_crossings(machine, inventory, plan, asked / steps))
     return Rehearsal(
@@ -100,6 +104,18 @@ _KINDS: Mapping[type[Exception], str] = {
 }
 
 
+def _failure(error: VirtualOutOfMemoryError | DeviceMismatchError | UnknownValueError, phase: str) -> Failure:
+    what = str(error).splitlines()[0].partition(" (op ")[0]
+    return Failure(
+        kind=_KINDS[type(error)],
+        phase=phase,
+        what=what,
+        module=error.module or "",
+        operation=error.operation or "",
+        devices=devices_named_in(what),
+    )
+
+
 def _device_peak(machine: VirtualMachine, device: str, capacity: int) -> DevicePeak:
     ledger = machine.ledger
     peaks = tuple(
@@ -113,7 +129,20 @@ def _device_peak(machine: VirtualMachine, device: str, capacity: int) -> DeviceP
     shown = tuple(peak for peak in peaks if peak.nbytes) or peaks[:1]
     shown = shown or (PhasePeak(phase="", weights_bytes=0, activations_bytes=0),)
     reserved = max(0, ledger.peak_reserved_bytes(device) - max(peak.nbytes for peak in shown))
-    return DevicePeak(id=device, capacity_bytes=capacity, phases=shown, margins=margins_of(shown, reserved))
+    return DevicePeak(
+        id=device,
+        capacity_bytes=capacity,
+        phases=shown,
+        margins=margins_of(shown, reserved),
+        curve=tuple(_curve(ledger, device)),
+    )
+
+
+def _curve(ledger: Ledger, device: str) -> Iterator[PhasePeak]:
+    for stretch in ledger.timeline:
+        peak = stretch.peaks.get(device, Peak())
+        activations_bytes = peak.total_bytes - peak.weights_bytes
+        yield PhasePeak(phase=stretch.phase, weights_bytes=peak.weights_bytes, activations_bytes=activations_bytes)
 
 
 def _crossings(machine: VirtualMachine, inventory: Inventory, plan: Plan, scale: float) -> Iterator[Crossing]:

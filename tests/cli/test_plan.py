@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from dmconfig.cli import app
+from dmconfig.units import format_bytes
+from tests import test_cases
 from tests.sparse_weights import write_sparse_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +27,8 @@ FLUX = "black-forest-labs/FLUX.1-dev"
 FLUX_COMPONENTS = ["vae", "text_encoder", "text_encoder_2", "transformer"]
 TWO_LARGE = ("--gpus", "2x24GiB", "--ram", "64GiB")
 GIB = 1 << 30
+SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
 
 
 def plan(*arguments: str | Path) -> Result:
@@ -34,6 +41,7 @@ def plan_data(*arguments: str | Path) -> dict[str, Any]:
     result = plan(*arguments, "--format", "json")
     assert (result.exit_code, result.stderr) == (0, "")
     data: dict[str, Any] = json.loads(result.stdout)
+    VALIDATOR.validate(data)
     return data
 
 
@@ -89,12 +97,13 @@ def test_plan_flux_on_two_large_gpus_names_every_component_once(flux: Path) -> N
 
 
 def test_plan_flux_text_has_one_row_per_component(flux: Path) -> None:
-    """The table has one row for each component and a bar for each device, and goes to stdout."""
+    """The table has one row for each component and a bar for each device in use, and goes to stdout."""
     result = plan(flux, *TWO_LARGE)
     first_words = [line.split(" ")[0] for line in result.stdout.splitlines()]
     assert (result.exit_code, result.stderr) == (0, "")
     assert [word for word in first_words if word in FLUX_COMPONENTS] == FLUX_COMPONENTS
-    assert [word for word in first_words if word in ("cuda:0", "cuda:1", "cpu")] == ["cuda:0", "cuda:1", "cpu"]
+    assert [word for word in first_words if word in ("cuda:0", "cuda:1", "cpu")] == ["cuda:0", "cuda:1"]
+    assert "not used: cpu (64.0 GiB)" in result.stdout
     assert "sizes from the headers of the weights" in result.stdout
 
 
@@ -131,6 +140,7 @@ def test_plan_refusal_as_json_is_valid_and_exits_3(flux: Path) -> None:
     """With ``--format json`` a refusal is JSON on stdout too."""
     result = plan(flux, "--gpus", "12GiB", "--ram", "64GiB", "--format", "json")
     data = json.loads(result.stdout)
+    VALIDATOR.validate(data)
     assert (result.exit_code, result.stderr, data["ok"]) == (3, "", False)
     assert [problem["name"] for problem in data["problems"]] == ["does-not-fit"]
 
@@ -303,3 +313,213 @@ def test_plan_unknown_machine_exits_2_with_what_there_is() -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error[DM502 bad-machine]: --machine rtx-490\n")
     assert result.stderr.endswith("  fix  did you mean 'rtx-4090'?\n")
+
+
+PLANNED = [file for file in test_cases.VALID if test_cases.arguments_of(file)[0] == "plan"]
+
+
+@pytest.mark.parametrize("file", PLANNED, ids=lambda file: file.stem)
+def test_plan_of_every_case_matches_the_schema(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A validator that is not ours accepts the JSON of every plan that the corpus has."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert plan_data(*test_cases.arguments_of(file)[1:])["ok"] is True
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"more": 1},
+        {"seconds": -1.0},
+        {"moved_bytes": 0.5},
+        {"devices": [{"id": "cuda:0"}]},
+        {"ok": False},
+        {"proof": {}},
+    ],
+    ids=str,
+)
+def test_plan_schema_refuses_what_is_no_plan(change: dict[str, Any]) -> None:
+    """A key that is not described, a missing one, and a size below zero or in parts are no plan."""
+    data = plan_data(DIGITS, *TWO_LARGE)
+    assert not VALIDATOR.is_valid(data | change)
+    assert not VALIDATOR.is_valid({key: value for key, value in data.items() if key != "notes"})
+
+
+def test_plan_schema_command_prints_the_published_file() -> None:
+    """``dmconfig schema --plan`` prints ``schemas/plan-1.schema.json`` byte for byte, on stdout alone."""
+    result = CliRunner().invoke(app, ["schema", "--plan"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == SCHEMA.read_text(encoding="utf-8")
+
+
+def test_plan_explain_shows_the_component_and_its_alternatives(flux: Path) -> None:
+    """One of the places is the chosen one, each other is possible or says what it lacks."""
+    machine = ("--gpus", "16GiB,12GiB", "--ram", "64GiB", "--set", "device_map=auto")
+    result = plan(flux, *machine, "--explain", "text_encoder_2")
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert lines[:2] == [
+        "text_encoder_2 of FluxPipeline on --gpus 16GiB,12GiB --ram 64GiB",
+        "  what   T5EncoderModel in bfloat16, 8.9 GiB by the headers of the weights; runs once per generation",
+    ]
+    assert re.fullmatch("  where  runs on cuda:., brought layer by layer from cpu, .* GiB moved[)]", lines[2])
+    data = plan_data(flux, *machine, "--explain", "text_encoder_2")
+    whole, component, places = plan_data(flux, *machine), data["component"], data["alternatives"]
+    assert component == whole["components"][2]
+    here = {key: component[key] for key in ("execution_device", "storage_device", "residency", "seconds")}
+    assert [place for place in places if place["is_chosen"]] == [{**here, "obstacle": None, "is_chosen": True}]
+    assert len(lines) == 7 + len(places)
+    # it is the only one that comes and goes, so to stay it needs its room beside all that is held
+    (device,) = [device for device in whole["devices"] if device["id"] == component["execution_device"]]
+    need = device["used_bytes"] - component["peak_bytes"] + component["bytes"]
+    offer = device["budget_bytes"] - device["reserved_bytes"]
+    (resident,) = [place for place in places if place["storage_device"] == device["id"]]
+    assert resident["obstacle"] == f"{device['id']} would need {format_bytes(need)} of {format_bytes(offer)}"
+    assert any(line.endswith(resident["obstacle"]) for line in lines)
+
+
+def test_plan_explain_of_a_split_component_has_its_own_place_first(flux: Path) -> None:
+    """A component in parts is at no whole place; the table begins with the one that it has."""
+    result = plan(
+        flux, "--gpus", "16GiB,12GiB", "--ram", "64GiB", "--set", "device_map=auto", "--explain", "transformer"
+    )
+    first, *others = result.stdout.splitlines()[7:]
+    assert first.split()[-4:] == ["split", "0", "s", "chosen"]
+    assert others
+    assert not any("chosen" in line for line in others)
+
+
+def test_plan_explain_unknown_component_exits_2_with_what_is_meant(flux: Path) -> None:
+    """A name that is no component comes with the nearest one."""
+    result = plan(flux, *TWO_LARGE, "--explain", "transfromer")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "error[DM302 unknown-component]: --explain\n"
+        "  what 'transfromer' is not a component with weights\n"
+        "  fix  did you mean 'transformer'?\n"
+    )
+
+
+def test_plan_explain_where_nothing_fits_exits_3(flux: Path) -> None:
+    """Without a plan there is no place to explain; why is told as for the plan."""
+    result = plan(flux, "--gpus", "12GiB", "--ram", "64GiB", "--explain", "vae")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr == plan(flux, "--gpus", "12GiB", "--ram", "64GiB").stderr
+
+
+def test_plan_all_has_a_row_per_strategy_and_marks_the_files_own(flux: Path) -> None:
+    """Every strategy and each accelerator alone is there; the figures of the file's own are its plan's."""
+    machine = ("--gpus", "24GiB,16GiB", "--ram", "64GiB")
+    data, own = plan_data(flux, *machine, "--all"), plan_data(flux, *machine)
+    rows = {row["strategy"]: row for row in data["strategies"]}
+    assert list(rows) == [
+        "balanced", "balanced_low_0", "sequential", "balanced_low_memory", "balanced_ultra_low_memory", "auto",
+        "cuda:0", "cuda:1",
+    ]  # fmt: skip
+    assert [name for name, row in rows.items() if row["is_chosen"]] == ["balanced"]
+    assert rows["balanced"]["bytes_by_device"] == {
+        device["id"]: device["used_bytes"] for device in own["devices"] if device["id"] != "cpu"
+    }
+    assert (rows["balanced"]["seconds"], rows["balanced"]["moved_bytes"]) == (own["seconds"], own["moved_bytes"])
+    assert rows["cuda:1"] == {
+        "strategy": "cuda:1", "fits": False, "is_chosen": False, "seconds": None, "moved_bytes": None,
+        "bytes_by_device": {},
+    }  # fmt: skip
+    result = plan(flux, *machine, "--all")
+    assert (result.exit_code, result.stderr) == (0, "")
+    marked = [line.split() for line in result.stdout.splitlines() if line.startswith("* ")]
+    assert marked == [["*", "balanced", "yes", "0", "s", "-", "22.2", "GiB", "9.3", "GiB"]]
+
+
+def test_plan_all_of_a_file_that_does_not_fit_exits_3_after_the_table(flux: Path) -> None:
+    """The table is there all the same; the problems are those of the plan."""
+    machine = ("--gpus", "16GiB,12GiB", "--ram", "64GiB")
+    result = plan(flux, *machine, "--all")
+    assert result.exit_code == 3
+    assert result.stderr == plan(flux, *machine).stderr
+    assert [line.split()[:3] for line in result.stdout.splitlines() if line.startswith("* ")] == [
+        ["*", "balanced", "no"]
+    ]
+    as_json = plan(flux, *machine, "--all", "--format", "json")
+    data = json.loads(as_json.stdout)
+    VALIDATOR.validate(data)
+    assert (as_json.exit_code, as_json.stderr, data["ok"]) == (3, "", False)
+    assert [problem["name"] for problem in data["problems"]] == ["does-not-fit"]
+    assert [row["strategy"] for row in data["strategies"] if row["fits"]] == ["balanced_ultra_low_memory", "auto"]
+
+
+def test_plan_all_of_a_file_that_is_no_strategy_has_a_row_of_its_own() -> None:
+    """A map of pins is compared as written."""
+    pins = ("--set", "device_map={unet: 0, vae: 1, text_encoder: 1}")
+    data, own = plan_data(DIGITS, *TWO_LARGE, *pins, "--all"), plan_data(DIGITS, *TWO_LARGE, *pins)
+    (row,) = [row for row in data["strategies"] if row["is_chosen"]]
+    assert row["strategy"] == "as written"
+    assert row["bytes_by_device"] == {each["id"]: each["used_bytes"] for each in own["devices"] if each["id"] != "cpu"}
+
+
+def test_plan_out_draws_the_plan_beside_the_text(tmp_path: Path) -> None:
+    """The picture is written whole, its folder is made, the text is as without it, and JSON stays JSON."""
+    file = tmp_path / "pictures" / "plan.svg"
+    result = plan(DIGITS, *TWO_LARGE, "--out", file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"{plan(DIGITS, *TWO_LARGE).stdout}wrote {file}\n"
+    first = file.read_bytes()
+    assert b"StableDiffusionPipeline" in first
+    assert plan_data(DIGITS, *TWO_LARGE, "--out", file) == plan_data(DIGITS, *TWO_LARGE)
+    assert file.read_bytes() == first
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_plan_out_of_what_does_not_fit_writes_nothing(flux: Path, tmp_path: Path) -> None:
+    """Without a plan there is no picture, and no folder for it."""
+    result = plan(flux, "--gpus", "12GiB", "--ram", "64GiB", "--out", tmp_path / "new" / "plan.svg")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_plan_options_that_are_wrong_are_told_all_at_once(tmp_path: Path) -> None:
+    """Before the file is even read, every option that cannot be used is named, each with its code."""
+    wrong = tmp_path / "plan.png"
+    result = plan(
+        tmp_path / "missing.yaml", "--machine", "t4", "--gpus", "24GiB", "--set", "reserve", "--out", wrong, "--all",
+        "--explain", "vae",
+    )  # fmt: skip
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert [line for line in result.stderr.splitlines() if line.startswith(("error", "  what"))] == [
+        "error[DM310 bad-command-line]: --out",
+        f"  what {wrong} does not end in .svg",
+        "error[DM310 bad-command-line]: --explain",
+        "  what --explain, --all and --out are views of their own, and a command shows one",
+        "error[DM310 bad-command-line]: --machine t4",
+        "  what --machine says all of the machine, and --gpus a part of it",
+        "error[DM151 bad-override]: --set reserve",
+        "  what 'reserve' is not of the form key.path=value",
+    ]
+
+
+DOCS = ROOT / "docs" / "planning.md"
+SHOWN = re.compile(r"^```\n\$ dmconfig (plan .*)\n(?:.*\n)*?```$", re.MULTILINE)
+
+
+def test_plan_documentation_shows_what_the_command_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each command in docs/planning.md, for every view, prints what stands below it; its picture is the one there.
+
+    They are written anew as the corpus of cases is.
+    """
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    drawn, picture = tmp_path / "plan.svg", DOCS.with_suffix(".svg")
+
+    def printed(command: str) -> str:
+        result = plan(*(drawn if word == "plan.svg" else word for word in shlex.split(command)[1:]))
+        return f"```\n$ dmconfig {command}\n{result.output.replace(str(drawn), drawn.name)}```"
+
+    text = DOCS.read_text(encoding="utf-8")
+    anew = SHOWN.sub(lambda shown: printed(shown[1]), text)
+    if test_cases.UPDATE:
+        DOCS.write_text(anew, encoding="utf-8")
+        picture.write_bytes(drawn.read_bytes())
+    commands = [shown[1] for shown in SHOWN.finditer(text)]
+    assert all(any(flag in command for command in commands) for flag in ("--all", "--explain", "--out plan.svg"))
+    assert anew == DOCS.read_text(encoding="utf-8")
+    assert drawn.read_bytes() == picture.read_bytes()

@@ -70,7 +70,7 @@ def test_run_text_shows_plan_times_and_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_json_is_the_plan_with_files_and_seconds(tmp_path: Path) -> None:
+def test_run_json_is_the_plan_with_files_and_timings(tmp_path: Path) -> None:
     """With ``--format json`` stdout is one JSON object, whatever is shown on stderr."""
     out = tmp_path / "seven.png"
     result = run(out, "--seed", "0", "--format", "json")
@@ -78,7 +78,7 @@ def test_run_json_is_the_plan_with_files_and_seconds(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert (data["ok"], data["files"]) == (True, [str(out)])
     assert data["device_map"] == {"vae": "cpu", "text_encoder": "cpu", "unet": "cpu"}
-    assert list(data["seconds"]) == ["plan", "load", "place", "generate", "save"]
+    assert list(data["timings"]) == ["plan", "load", "place", "generate", "save"]
 
 
 @pytest.mark.slow

@@ -96,6 +96,17 @@ def all_brought(parts: Parts, how: str = "model", storage: str = "cpu") -> Overr
     return {"device_map": {name: brought(device, how, storage) for name, device in in_turn(parts.names, 2).items()}}
 
 
+def spread(parts: Parts, how: str = "none") -> Overrides:
+    """Denoisers over both devices; brought by layer where the limits leave too little room, which they then do."""
+    device_map = {name: {"execution": ["cuda:0", "cuda:1"], "offload": how} for name in parts.denoisers}
+    overrides: Overrides = {"device_map": {**device_map, "default": "cuda:0"}}
+    if how == "none":
+        return overrides
+    denoisers = sum(parts.sizes[name] for name in parts.denoisers)
+    others = sum(parts.sizes[name] for name in parts.others)
+    return {**overrides, "max_memory": {"cuda:0": others + denoisers * 6 // 10, "cuda:1": denoisers * 2 // 10}}
+
+
 def tight(parts: Parts, low_memory: str) -> Overrides:
     """Limits that hold the denoiser on cuda:0 but not all others on cuda:1, only one of them at a time."""
     one_at_a_time = max(parts.sizes[name] for name in parts.others if name not in ALONGSIDE)
@@ -134,6 +145,8 @@ PLACEMENTS: Mapping[str, Callable[[Parts], Overrides]] = {
     ),
     "tight, brought whole": lambda parts: tight(parts, "cpu_offload_with_hook"),
     "tight, by layer": lambda parts: tight(parts, "sequential_cpu_offload"),
+    "denoiser split over two devices": spread,
+    "denoiser split, rest streamed": lambda parts: spread(parts, "sequential"),
     "one of each": lambda parts: pinned(
         (parts.denoisers, "cuda:0"),
         (parts.others, brought("cuda:1", "sequential")),
@@ -443,7 +456,7 @@ def outcome(refused: Sequence[tuple[str, str]], names: Collection[str]) -> str:
     return f"refused: {', '.join(said)}" if said else "equal"
 
 
-ADVICE = re.compile(r"write (?:device_map\.)?(\w+): (\w+|\{.*\})(?:, or .*)?")
+ADVICE = re.compile(r"write (\w+: (?:\w+|\{.*\}))(?: under device_map)?(?:, or .*)?")
 
 
 def way_out(
@@ -467,9 +480,11 @@ def way_out(
     for problem in loading.value.problems:
         advice = ADVICE.fullmatch(problem.fix)
         assert advice is not None
-        key, value = advice[1], yaml.safe_load(advice[2])
-        name = key if isinstance(value, dict) else str(problem.path[1])
-        device_map[name] = value if isinstance(value, dict) else {**device_map[name], key: value}
+        written = yaml.safe_load(advice[1])
+        ((key, value),) = written.items()
+        entries = value if key == "device_map" else written if isinstance(value, dict) else {}
+        name = next((name for name in entries if name != "default"), str(problem.path[1:2][0]) if not entries else "")
+        device_map |= entries or {name: {**device_map[name], key: value}}
         advised.add(name)
     assert advised == {name for name, _ in refused}
     return {**overrides, "device_map": device_map}

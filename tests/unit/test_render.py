@@ -1,29 +1,40 @@
 from __future__ import annotations
 
-import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from dmconfig.errors import Code, Problem
-from dmconfig.footprint import Footprint
 from dmconfig.inventory import Inventory
 from dmconfig.paths import Location
-from dmconfig.plan import Plan
-from dmconfig.render import plan_data, plan_text, problem_data, problems_data
+from dmconfig.plan import Alternative, Comparison, Plan, Residency
+from dmconfig.render import (
+    comparison_text,
+    explanation_data,
+    explanation_text,
+    plan_data,
+    plan_text,
+    problem_data,
+    problems_data,
+    with_own,
+)
+from dmconfig.render.columns import Column, table_lines, wrapped
 from dmconfig.units import GIB
 from tests.conftest import DIGITS, footprints, inventory, plan_from
 
 SIZES = footprints(text_encoder=1, unet=4, vae=2)
 
 
-def render(plan: Plan, width: int = 200) -> list[str]:
-    """The lines a terminal of this width shows, without trailing blanks."""
-    screen = io.StringIO()
-    Console(file=screen, width=width, color_system=None).print(plan_text(plan), markup=False)
-    return [line.rstrip() for line in screen.getvalue().splitlines()]
+def words_of(lines: list[str]) -> list[str]:
+    """The words of a plan, sorted, but for the heading that goes where reasons are below their rows."""
+    return sorted(re.sub("[█▒·]+", "", " ".join(lines).replace("residency  why", "residency")).split())
+
+
+def render(plan: Plan, width: int | None = None) -> list[str]:
+    """The lines of a plan in a terminal of this width."""
+    return plan_text(plan, width).splitlines()
 
 
 @pytest.fixture
@@ -108,52 +119,69 @@ def test_plan_data_is_the_plan_in_bytes(plan: Plan) -> None:
 
 
 def test_plan_text_whole(plan: Plan) -> None:
-    """A heading, a line per component, a bar per device, where the sizes are from."""
+    """What it is and what it costs, a line per component, a bar per device, where the sizes are from."""
     # of 32 cells: 3.5 of 8 GiB are 14, 2 of 8 are 8; on the cpu 4 of 16 are 8
-    reason = "device_map.unet, brought layer by layer"
     assert render(plan) == [
-        "StableDiffusionPipeline on a toy machine; latents and embeddings live on cuda:0",
-        "",
-        "component     class                 dtype    weights  runs on  rest on  residency  why",
-        "vae           AutoencoderKL         float16  2.0 GiB  cuda:0   cuda:0   always     device_map.default: cuda:0",
-        "text_encoder  CLIPTextModel         float16  1.0 GiB  cuda:0   cuda:0   always     device_map.default: cuda:0",
-        "unet          UNet2DConditionModel  float16  4.0 GiB  cuda:0   cpu      per leaf   " + reason,
-        "",
-        f"cuda:0  {'█' * 14}{'▒' * 8}{'·' * 10}  3.5 GiB weights, 2.0 GiB reserve, 2.5 GiB free of 8.0 GiB",
-        f"cpu     {'█' * 8}{'·' * 24}  4.0 GiB weights, 12.0 GiB free of 16.0 GiB",
+        "StableDiffusionPipeline in float16 on a toy machine; latents and embeddings live on cuda:0",
         "moving weights: about 18 s per generation (200.0 GiB moved)",
+        "",
+        "component     weights  runs on  rests on  residency  why",
+        "vae           2.0 GiB  cuda:0   cuda:0    always     device_map.default: cuda:0",
+        "text_encoder  1.0 GiB  cuda:0   cuda:0    always     device_map.default: cuda:0",
+        "unet          4.0 GiB  cuda:0   cpu       per leaf   device_map.unet, brought layer by layer",
+        "",
+        f"cuda:0  {'█' * 14}{'▒' * 8}{'·' * 10}  3.5 GiB weights, 2.0 GiB reserve,  2.5 GiB free of  8.0 GiB",
+        f"cpu     {'█' * 8}{'·' * 24}  4.0 GiB weights,                  12.0 GiB free of 16.0 GiB",
         "sizes from the headers of the weights",
     ]
 
 
+def test_plan_text_of_what_stays_has_no_columns_and_rows_that_say_nothing() -> None:
+    """Where nothing moves, nothing is said of resting; a device that holds nothing is named with its size, once."""
+    shown = render(plan_from(f"{DIGITS}reserve: 0\ndevice_map: cuda:0\n", inventory(cuda=[8, 6], cpu=16), SIZES))
+    assert shown == [
+        "StableDiffusionPipeline in float16 on a toy machine; latents and embeddings live on cuda:0",
+        "no weights move during a generation",
+        "",
+        "component     weights  runs on  why",
+        "vae           2.0 GiB  cuda:0   device_map: cuda:0",
+        "text_encoder  1.0 GiB  cuda:0   device_map: cuda:0",
+        "unet          4.0 GiB  cuda:0   device_map: cuda:0",
+        "",
+        f"cuda:0  {'█' * 28}{'·' * 4}  7.0 GiB weights, 1.0 GiB free of 8.0 GiB",
+        "not used: cuda:1 (6.0 GiB), cpu (16.0 GiB)",
+        "sizes from the headers of the weights",
+    ]
+
+
+def test_plan_text_dtypes_that_differ_have_a_column() -> None:
+    """A dtype that all share is in the heading; where they differ, each component has its own in its row."""
+    sizes = {**SIZES, "vae": replace(SIZES["vae"], dtype="float32")}
+    heading, *shown = render(plan_from(f"{DIGITS}device_map: cuda:0\n", inventory(cuda=[24]), sizes))
+    assert heading == "StableDiffusionPipeline on a toy machine; latents and embeddings live on cuda:0"
+    assert [line.split()[1] for line in shown[2:6]] == ["dtype", "float32", "float16", "float16"]
+
+
 def test_plan_text_notes_and_sources_of_sizes() -> None:
-    """Notes come last, one a line; where sizes come from several sources, each is named once."""
-    unet = footprints(unet=4)["unet"]
-    catalogued = Footprint(
-        nbytes=unet.nbytes,
-        dtype=unet.dtype,
-        stored_dtype=unet.stored_dtype,
-        largest_leaf_bytes=unet.largest_leaf_bytes,
-        largest_block_bytes=unet.largest_block_bytes,
-        outside_blocks_bytes=unet.outside_blocks_bytes,
-        needs_cast=False,
-        measured_from="catalogue",
-    )
+    """Notes stand at the top, one a line; where sizes come from several sources, each is named once, at the end."""
+    sizes = {**SIZES, "unet": replace(SIZES["unet"], measured_from="catalogue")}
     lines = "max_memory: {0: 10GiB}\nlow_memory: cpu_offload_with_hook\n"
-    shown = render(plan_from(DIGITS + lines, inventory(cuda=[24, 24]), {**SIZES, "unet": catalogued}))
-    assert shown[-3:] == [
-        "sizes from the headers of the weights, the packaged catalogue (no weights on this machine)",
+    shown = render(plan_from(DIGITS + lines, inventory(cuda=[24, 24]), sizes))
+    assert shown[1:5] == [
+        "no weights move during a generation",
         "note: low_memory: cpu_offload_with_hook is not needed: every component fits an accelerator",
         "note: cuda:1 not used: max_memory names other accelerators",
+        "",
     ]
+    assert shown[-1] == "sizes from the headers of the weights, the packaged catalogue (no weights on this machine)"
 
 
 @pytest.mark.parametrize(
     ("machine", "bars"),
     [
-        # 7 of 7 GiB: full; nothing of 8: empty; 7 of 1000: a sliver is still seen
-        (inventory(cuda=[7, 8]), ["█" * 32, "·" * 32, "·" * 32]),
-        (inventory(cuda=[1000]), ["█" + "·" * 31, "·" * 32]),
+        # 7 of 7 GiB: full, and nothing of 8 has no bar; 7 of 1000: a sliver is still seen
+        (inventory(cuda=[7, 8]), ["█" * 32]),
+        (inventory(cuda=[1000]), ["█" + "·" * 31]),
     ],
 )
 def test_plan_text_bars_are_whole(machine: Inventory, bars: list[str]) -> None:
@@ -162,13 +190,139 @@ def test_plan_text_bars_are_whole(machine: Inventory, bars: list[str]) -> None:
     assert re.findall("[█▒·]+", "\n".join(render(plan))) == bars
 
 
-def test_plan_text_excluded_device_has_a_bar(plan: Plan) -> None:
-    """A device without any budget is shown, and nothing is divided by it."""
+def test_plan_text_excluded_device_is_named() -> None:
+    """A device without any budget is named as such, and nothing is divided by it."""
     shown = render(plan_from(DIGITS + "max_memory: {0: 0, cpu: 64GiB}\n", inventory(cuda=[8]), SIZES))
-    assert any(line.startswith("cuda:0  ") and line.endswith("0 B weights, 0 B free of 0 B") for line in shown)
+    assert "not used: cuda:0 (may not be used)" in shown
 
 
-def test_plan_text_narrow_screen_loses_no_name(plan: Plan) -> None:
-    """On 80 columns the reasons are wrapped; every component's name and devices are still whole."""
-    text = "\n".join(render(plan, width=80))
-    assert all(name in text for name in ("text_encoder", "unet", "vae", "cuda:0"))
+def test_plan_text_computing_on_the_cpu_is_not_called_moving() -> None:
+    """Where no weight moves, the cost is that of the cpu alone."""
+    shown = render(plan_from(DIGITS + "device_map: {unet: cpu, default: cuda:0}\n", inventory(cuda=[8]), SIZES))
+    assert re.fullmatch("computing on the cpu: about [0-9]+ min per generation", shown[1])
+
+
+@pytest.mark.parametrize("width", [68, 80, 100, 140])
+def test_plan_text_keeps_to_the_width(plan: Plan, width: int) -> None:
+    """No line is longer than the terminal is wide, and every word of the plan is still there."""
+    shown = render(plan, width)
+    assert max(map(len, shown)) <= width
+    assert words_of(shown) == words_of(render(plan))
+
+
+def test_plan_text_reasons_are_beside_their_rows_or_below_them(plan: Plan) -> None:
+    """With room for the reasons they are the last column; without it each is below its row, not in a thin strip."""
+    assert "unet          4.0 GiB  cuda:0   cpu       per leaf   device_map.unet, brought layer by" in render(plan, 88)
+    narrow = render(plan, 80)
+    assert narrow[narrow.index("unet          4.0 GiB  cuda:0   cpu       per leaf") + 1] == (
+        "    device_map.unet, brought layer by layer"
+    )
+
+
+def test_wrapped_keeps_a_number_and_its_unit_together() -> None:
+    """A line is not broken within a figure."""
+    assert wrapped("it takes 12 ms or 4.0 GiB", 11) == ["it takes", "12 ms or", "4.0 GiB"]
+    assert wrapped("it takes 12 ms or 4.0 GiB", None) == ["it takes 12 ms or 4.0 GiB"]
+
+
+def test_table_drops_empty_columns_and_aligns() -> None:
+    """A column without a word is left out, with its heading; sizes end under one another; no line ends in blanks."""
+    columns = (Column("name"), Column("nothing"), Column("size", right=True), Column("why"))
+    assert table_lines(columns, [("a", "", "1 B", "so"), ("long", "", "100 B", "")]) == [
+        "name   size  why",
+        "a       1 B  so",
+        "long  100 B",
+    ]
+    assert table_lines(columns, [("", "", "", "")]) == []
+
+
+PLACES = (
+    Alternative(
+        execution_device="cuda:0", storage_device="cpu", residency=Residency.PER_LEAF, seconds=17.9, obstacle="",
+        is_chosen=True,
+    ),
+    Alternative(
+        execution_device="cuda:0", storage_device="cuda:0", residency=Residency.ALWAYS, seconds=0.0,
+        obstacle="cuda:0 would need 7.0 GiB of 6.0 GiB", is_chosen=False,
+    ),
+)  # fmt: skip
+
+
+def test_explanation_text_whole(plan: Plan) -> None:
+    """What a component is, where it goes and why, and a row for each place it could have."""
+    how = "brought layer by layer from cpu, 512.0 MiB at once"
+    assert explanation_text("unet", plan, PLACES).splitlines() == [
+        "unet of StableDiffusionPipeline on a toy machine",
+        "  what   UNet2DConditionModel in float16, 4.0 GiB by the headers of the weights; runs 50 times per generation",
+        f"  where  runs on cuda:0, {how}; about 18 s per generation (200.0 GiB moved)",
+        "  why    device_map.unet, brought layer by layer",
+        "",
+        "with all other components where they are:",
+        "runs on  rests on  residency  per generation  verdict",
+        "cuda:0   cpu       per leaf             18 s  chosen",
+        "cuda:0   cuda:0    always                0 s  cuda:0 would need 7.0 GiB of 6.0 GiB",
+    ]
+    assert explanation_text("vae", plan, ()).splitlines()[1:3] == [
+        "  what   AutoencoderKL in float16, 2.0 GiB by the headers of the weights; runs once per generation",
+        "  where  stays on cuda:0",
+    ]
+
+
+def test_explanation_of_a_place_that_only_the_file_can_ask_for_has_a_row_for_it(plan: Plan) -> None:
+    """Where none of the alternatives is the component's place, its own stands first."""
+    rows = explanation_text("unet", plan, PLACES[1:]).splitlines()[-2:]
+    assert [row.split()[-1] for row in rows] == ["chosen", "GiB"]
+
+
+def test_explanation_data_is_the_component_and_its_places(plan: Plan) -> None:
+    """The component is as in the plan's data; what stands in the way of a place is null where nothing does."""
+    data = explanation_data("unet", plan, PLACES)
+    assert data["component"] == plan_data(plan)["components"][2]
+    assert data["alternatives"][0] == {
+        "execution_device": "cuda:0",
+        "storage_device": "cpu",
+        "residency": "per_leaf",
+        "seconds": 17.9,
+        "obstacle": None,
+        "is_chosen": True,
+    }
+    assert data["alternatives"][1]["obstacle"] == "cuda:0 would need 7.0 GiB of 6.0 GiB"
+
+
+FITS = Comparison(
+    strategy="auto", fits=True, is_chosen=True, seconds=1.25, moved_bytes=3 * GIB,
+    bytes_by_device=(("cuda:0", 2 * GIB), ("cuda:1", 0), ("cpu", GIB)),
+)  # fmt: skip
+FITS_NOT = Comparison(strategy="balanced", fits=False, is_chosen=False)
+
+
+def test_comparison_text_is_a_row_per_strategy() -> None:
+    """What the file asks for is marked; a strategy that does not fit says so, and has no figures."""
+    assert comparison_text("APipeline", "a machine", (FITS_NOT, FITS)).splitlines() == [
+        "APipeline on a machine, by strategy; * is what the file asks for",
+        "",
+        "   strategy  fits  per generation    moved   cuda:0  cuda:1      cpu",
+        "   balanced  no",
+        "*  auto      yes            1.2 s  3.0 GiB  2.0 GiB       -  1.0 GiB",
+    ]
+
+
+def test_comparison_text_on_a_narrow_terminal_names_the_devices() -> None:
+    """Without room for a column per device, each strategy has its devices in words, within the width."""
+    shown = comparison_text("APipeline", "a machine", (FITS_NOT, FITS), 64).splitlines()
+    assert max(map(len, shown)) <= 64
+    assert shown[2:] == [
+        "   strategy  fits  per generation    moved",
+        "   balanced  no",
+        "*  auto      yes            1.2 s  3.0 GiB",
+        "    cuda:0 2.0 GiB, cpu 1.0 GiB",
+    ]
+
+
+def test_with_own_adds_the_plan_of_a_file_that_is_no_one_word(plan: Plan) -> None:
+    """Where no strategy is the file's, its plan has a row, or a row that says that it has none."""
+    assert with_own((FITS,), plan) == (FITS,)
+    unfit, own = with_own((FITS_NOT,), plan)
+    assert (unfit, own.strategy, own.is_chosen, own.seconds) == (FITS_NOT, "as written", True, plan.seconds)
+    assert dict(own.bytes_by_device) == {"cuda:0": 7 * GIB // 2, "cpu": 4 * GIB}
+    assert with_own((FITS_NOT,), None)[1] == Comparison(strategy="as written", fits=False, is_chosen=True)
