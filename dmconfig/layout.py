@@ -84,9 +84,21 @@ def _block(path: str, modules: Sequence[LaidOutModule]) -> Block:
     return Block(
         path=path,
         nbytes=sum(module.own_bytes for module in modules),
-        largest_leaf_bytes=max(module.own_bytes for module in modules),
+        largest_leaf_bytes=max(chain_bytes({module.path: module.own_bytes for module in modules}).values()),
         shares_with=next(shared, None),
     )
+
+
+def chain_bytes(own: Mapping[str, int]) -> Mapping[str, int]:
+    """Return for every module its own bytes and those of the modules it is in: what is there while it runs.
+
+    A module's own tensors are brought for as long as it runs, and the layers below it run within that time.
+    """
+    chains: dict[str, int] = {}
+    for path in sorted(own, key=lambda path: path.count(".") if path else -1):  # parents first
+        above = path.rpartition(".")[0] if path else None
+        chains[path] = own[path] + (chains.get(above, 0) if above is not None else 0)
+    return chains
 
 
 def is_within(path: str, ancestor: str) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from dmconfig.layout import Block, Layout, is_within, nearest_ancestor
+from dmconfig.layout import Block, Layout, chain_bytes, is_within, nearest_ancestor
 from dmconfig.plan.requests import Place
 from dmconfig.plan.uses import Load
 
@@ -26,18 +26,24 @@ def part_loads(
     What the component itself owns, and a module with parts below it, is on the device also while the rest is brought
     layer by layer.
     """
-    parts: dict[str, list[tuple[int, bool]]] = {path: [] for path in ("", *paths)}
+    moving: dict[str, dict[str, int]] = {path: {} for path in ("", *paths)}
+    staying: Counter[str] = Counter()
     for module in layout.modules:
-        holds_parts = not module.path or any(path != module.path and is_within(path, module.path) for path in parts)
-        parts[nearest_ancestor(module.path, parts)].append((module.own_bytes, holds_parts))
-    return {path: replace(_load(modules), stays=stays, working=working or {}) for path, modules in parts.items()}
-
-
-def _load(modules: Sequence[tuple[int, bool]]) -> Load:
-    staying = sum(nbytes for nbytes, holds_parts in modules if holds_parts)
-    largest = max((nbytes for nbytes, holds_parts in modules if not holds_parts), default=0)
-    total = sum(nbytes for nbytes, _ in modules)
-    return Load(nbytes=total, largest_leaf_bytes=staying + largest, group_bytes=total)
+        part = nearest_ancestor(module.path, moving)
+        if not module.path or any(path != module.path and is_within(path, module.path) for path in moving):
+            staying[part] += module.own_bytes
+        else:
+            moving[part][module.path] = module.own_bytes
+    return {
+        path: Load(
+            nbytes=staying[path] + sum(own.values()),
+            largest_leaf_bytes=staying[path] + max(chain_bytes(own).values(), default=0),
+            group_bytes=staying[path] + sum(own.values()),
+            stays=stays,
+            working=working or {},
+        )
+        for path, own in moving.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,8 @@ def test_part_loads_count_every_module_once(seed: int) -> None:
         own = [module for module in case.layout.modules if place_of(module.path, others) == BROUGHT]
         stay = [m for m in own if not m.path or any(below(p, m.path) and p != m.path for p in paths)]
         assert load.nbytes == load.group_bytes == size_of(own)
-        layers = [module.own_bytes for module in own if module not in stay]
+        moving = [module for module in own if module not in stay]
+        layers = [size_of([each for each in moving if below(module.path, each.path)]) for module in moving]
         assert load.peak_bytes(Residency.PER_LEAF) == size_of(stay) + max(layers, default=0)
         assert load.stays
 
