@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import dmconfig
-from dmconfig.schema import machine_schema_text, schema_text
+from dmconfig.schema import machine_schema_text, plan_schema_text, schema_text
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dmconfig"
@@ -23,6 +23,7 @@ MACHINES = sorted((ROOT / "examples" / "machines").glob("*.yaml"))
 PACKAGED_MACHINES = sorted((PACKAGE / "data" / "machines").glob("*.yaml"))
 SCHEMA = ROOT / "schemas" / "dmconfig-1.schema.json"
 MACHINE_SCHEMA = ROOT / "schemas" / "machine-1.schema.json"
+PLAN_SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
@@ -33,12 +34,12 @@ LAYERS = (
     {"validation", "gguf"},
     {"catalog", "spec", "inventory", "transfers", "layout", "offload"},
     {"source", "machine", "configs", "layouts"},
-    {"assembly", "schema"},
+    {"assembly"},
     {"measure"},
     {"check"},
     {"plan"},
     {"fetch", "render", "output", "console"},
-    {"build", "dispatch", "doctor"},
+    {"build", "dispatch", "doctor", "picture", "schema"},
     {"rehearse"},
     {"condition"},
     {"load"},
@@ -178,6 +179,28 @@ def test_the_published_schema_of_machines_is_the_models() -> None:
     """``dmconfig machine --schema`` has been written to its file after the last change of the models."""
     assert MACHINE_SCHEMA.read_text(encoding="utf-8") == machine_schema_text()
     jsonschema.Draft202012Validator.check_schema(json.loads(machine_schema_text()))
+
+
+def test_the_published_schema_of_plans_is_the_records() -> None:
+    """``dmconfig schema --plan`` has been written to its file after the last change of the records."""
+    assert PLAN_SCHEMA.read_text(encoding="utf-8") == plan_schema_text()
+    jsonschema.Draft202012Validator.check_schema(json.loads(plan_schema_text()))
+
+
+def test_the_published_schema_of_plans_names_and_describes_every_key() -> None:
+    """No object takes a key that is not named; every key is described, and a size or time says its unit."""
+    for name, record in json.loads(plan_schema_text())["$defs"].items():
+        if record["type"] != "object":
+            continue
+        assert record["additionalProperties"] is False, name
+        for key, value in record["properties"].items():
+            described = value.get("description", "")
+            assert described or "$ref" in value or "const" in value or value["type"] in ("boolean", "array"), (
+                name,
+                key,
+            )
+            assert not key.endswith("bytes") or "in bytes" in described, (name, key)
+            assert not key.endswith("seconds") or "seconds" in described, (name, key)
 
 
 @pytest.mark.parametrize("file", MACHINES + PACKAGED_MACHINES, ids=lambda file: file.name)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dmconfig.plan import Plan
+from dmconfig.virtual import Kind
+
+FailureKind = Literal["out of memory", "wrong device", "unknown value"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +38,17 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeak:
-    """One device: its peak in each phase, in the order they ran, and what comes on top."""
+    """One device: its peak in each phase, in the order they ran, and what comes on top.
+
+    ``curve`` has a peak for every run of a phase, one after the other, and for what lies between them; it is as long
+    for every device of a rehearsal.
+    """
 
     id: str
     capacity_bytes: int
     phases: tuple[PhasePeak, ...]
     margins: tuple[Margin, ...]
+    curve: tuple[PhasePeak, ...] = ()
 
     @property
     def peak(self) -> PhasePeak:
@@ -69,7 +78,7 @@ class Crossing:
     phase: str
     source: str
     destination: str
-    kind: str
+    kind: Kind
     nbytes: float
     count: float
     seconds: float
@@ -77,11 +86,29 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why the pipeline did not run to its end: in which phase, and the words of the error."""
+    """Why the pipeline did not run to its end: in which phase, and the words of the error.
 
-    kind: str
+    ``module`` is the path of the innermost module that ran, from its component on, and ``operation`` what it asked of
+    torch; ``devices`` are those that met, or the one that was full. Each may be empty.
+    """
+
+    kind: FailureKind
     phase: str
     what: str
+    module: str = ""
+    operation: str = ""
+    devices: tuple[str, ...] = ()
+
+
+def devices_named_in(what: str) -> tuple[str, ...]:
+    """Return the devices that the words of a virtual machine's error name: accelerators, and the cpu beside just one.
+
+    CUDA's words for an index that is elsewhere speak of the cpu as one place where it may be.
+    """
+    numbers = re.findall(r"\bcuda:(\d+)|\bGPU (\d+)", what)
+    accelerators = tuple(dict.fromkeys(f"cuda:{named or counted}" for named, counted in numbers))
+    others = () if len(accelerators) > 1 else tuple(dict.fromkeys(re.findall(r"\b(?:cpu|meta)\b", what)))
+    return (*accelerators, *others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +130,17 @@ class Rehearsal:
     stand_ins: tuple[str, ...]
     guesses: Mapping[str, int]
     failure: Failure | None
+
+    @property
+    def never_ran(self) -> tuple[str, ...]:
+        """Components with weights that the pipeline did not enter, so nothing is known of what they take.
+
+        Where it failed, or there is no accelerator to keep books of, that is not known.
+        """
+        if self.failure is not None or not self.devices:
+            return ()
+        ran = {peak.phase.partition(".")[0] for peak in self.devices[0].curve}
+        return tuple(each.component for each in self.plan.assignments if each.component not in ran)
 
     @property
     def fits(self) -> bool:

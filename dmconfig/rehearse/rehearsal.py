@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,12 @@ from dmconfig.inventory import Inventory
 from dmconfig.plan import Plan
 from dmconfig.rehearse.inputs import Settings, arguments, steps_asked, steps_rehearsed
 from dmconfig.rehearse.margins import margins_of
-from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, PhasePeak, Rehearsal, devices_named_in
+from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, FailureKind, PhasePeak, Rehearsal, devices_named_in
 from dmconfig.rehearse.skeleton import build_skeleton
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
 from dmconfig.virtual import DeviceMismatchError, UnknownValueError, VirtualMachine, VirtualOutOfMemoryError
-from dmconfig.virtual.ledger import Ledger, Peak
+from dmconfig.virtual.ledger import Ledger, Peak, Stretch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def rehearse(
                 finally:
                     phase = machine.ledger.current_phase
         except (VirtualOutOfMemoryError, DeviceMismatchError, UnknownValueError) as error:
-            failure = _failure(error, phase)
+            failure = _failure(error, phase, machine.ledger.timeline)
         devices = tuple(_device_peak(machine, device.id, device.total_bytes) for device in inventory.accelerators)
         crossings = tuple(_crossings(machine, inventory, plan, asked / steps))
     return Rehearsal(
@@ -97,18 +97,24 @@ def rehearse(
     )
 
 
-_KINDS: Mapping[type[Exception], str] = {
+_KINDS: Mapping[type[Exception], FailureKind] = {
     VirtualOutOfMemoryError: "out of memory",
     DeviceMismatchError: "wrong device",
     UnknownValueError: "unknown value",
 }
 
 
-def _failure(error: VirtualOutOfMemoryError | DeviceMismatchError | UnknownValueError, phase: str) -> Failure:
+_Refusal = VirtualOutOfMemoryError | DeviceMismatchError | UnknownValueError
+
+
+def _failure(error: _Refusal, phase: str, timeline: Sequence[Stretch]) -> Failure:
+    """What happened, in the last run of the component it happened in: its phase has ended when the error arrives."""
     what = str(error).splitlines()[0].partition(" (op ")[0]
+    component = (error.module or "").partition(".")[0]
+    ended = (stretch.phase for stretch in reversed(timeline) if stretch.phase.partition(".")[0] == component)
     return Failure(
         kind=_KINDS[type(error)],
-        phase=phase,
+        phase=next(ended, phase),
         what=what,
         module=error.module or "",
         operation=error.operation or "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dmconfig.errors import PlanError
 from dmconfig.inventory import Inventory
@@ -38,17 +38,24 @@ def settle(script: Script, planner: Planner, inventory: Inventory, settings: Set
 
     Raises: PlanError: nothing fits with what the phases need. BuildError, DispatchError: as ``rehearse``.
     """
-    reserve: dict[str, int] = {DEFAULT: 0}
-    for number in itertools.count(1):
-        plan = planner(script.spec.model_copy(update={"reserve": reserve}), inventory)
-        rehearsal = rehearse(script, plan, inventory, settings, is_enforced=False)
-        needed = reserves_of(rehearsal)
-        wider = {name: max(needed.get(name, 0), reserve.get(name, 0)) for name in {**reserve, **needed}}
-        if wider == reserve or number == MAX_ROUNDS:
-            break
-        reserve = wider
-    agrees = wider == reserve and rehearsal.fits
-    return Settled(plan=plan, rehearsal=rehearsal, reserve=reserve, rounds=number, agrees=agrees)
+    reserve: Mapping[str, int] = {DEFAULT: 0}
+    settled = _round(script, planner, inventory, settings, reserve)
+    while not settled.agrees and settled.rounds < MAX_ROUNDS and settled.reserve != reserve:
+        reserve = settled.reserve
+        again = _round(script, planner, inventory, settings, reserve)
+        settled = replace(again, rounds=settled.rounds + 1)
+    return settled
+
+
+def _round(
+    script: Script, planner: Planner, inventory: Inventory, settings: Settings, reserve: Mapping[str, int]
+) -> Settled:
+    """One plan and its rehearsal; ``reserve`` of the result is what the next plan has to keep."""
+    plan = planner(script.spec.model_copy(update={"reserve": reserve}), inventory)
+    rehearsal = rehearse(script, plan, inventory, settings, is_enforced=False)
+    needed = reserves_of(rehearsal)
+    wider = {name: max(needed.get(name, 0), reserve.get(name, 0)) for name in {**reserve, **needed}}
+    return Settled(plan=plan, rehearsal=rehearsal, reserve=wider, rounds=1, agrees=wider == reserve and rehearsal.fits)
 
 
 def reserves_of(rehearsal: Rehearsal) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dmconfig.errors import BuildError, Code
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
 from dmconfig.rehearse.standins import stand_in_for
 from dmconfig.resolve import Resolved
+from dmconfig.source import Source
 
 
 def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:
@@ -38,7 +40,7 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
 
     cls = getattr(diffusers, assembly.class_name)
     known = inspect.signature(cls.__init__).parameters
-    settings = {name: value for name, value in assembly.config.items() if name in known}
+    settings = {name: value for name, value in settings_of(assembly).items() if name in known}
     with torch.device("meta"):  # some pipelines build modules of their own
         pipe = cls(**settings, **parts)
     for part in pipe.components.values():
@@ -48,13 +50,30 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
     return pipe, tuple(stand_ins)
 
 
+def settings_of(assembly: Assembly) -> Mapping[str, Any]:
+    """Return the values beside components that a pipeline is made with, such as Wan's ``boundary_ratio``.
+
+    Of a pipeline that is not on this machine, the packaged ones: the assembly knows only its components.
+    """
+    packaged = None if assembly.source.folder else _packaged(assembly.source)
+    if packaged is None:
+        return assembly.config
+    index = json.loads((packaged / "model_index.json").read_text(encoding="utf-8"))
+    return {name: value for name, value in index.items() if not isinstance(value, list)} | dict(assembly.config)
+
+
 def folder_of(component: Component) -> Path | None:
-    """Return where a component's config is: on this machine, or packaged."""
+    """Return where a component's config is: on this machine, or packaged; None when it is neither."""
     if component.folder is not None:
         return component.folder
-    packaged = config_folder(component.source.hub_id) if component.source.hub_id else None
-    folder = packaged / component.name if packaged else None
+    packaged = _packaged(component.source)
+    folder = packaged / (component.subfolder or component.name) if packaged else None
     return folder if folder is not None and folder.is_dir() else None
+
+
+def _packaged(source: Source) -> Path | None:
+    """The packaged configs of a pipeline on the hub."""
+    return config_folder(source.hub_id) if source.hub_id else None
 
 
 def as_loaded(module: Any, dtype: str) -> Any:

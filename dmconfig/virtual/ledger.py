@@ -53,9 +53,22 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Peak:
+class Peak:
+    """The most that was on a device, and how much of it was weights at that moment."""
+
     total_bytes: int = 0
     weights_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of time in which one phase ran: from where it was entered, or gone back to, to the next change.
+
+    A device that nothing was on has no peak.
+    """
+
+    phase: str
+    peaks: dict[str, Peak]
 
 
 class Ledger:
@@ -76,10 +89,11 @@ class Ledger:
         }
         self._blocks: dict[int, _Block] = {}
         self._live: Counter[tuple[str, Kind]] = Counter()
-        self._peaks: dict[tuple[str | None, str], _Peak] = {}
+        self._peaks: dict[tuple[str | None, str], Peak] = {}
         self._moved_bytes: Counter[Move] = Counter()
         self._moved_count: Counter[Move] = Counter()
         self._phases = [OUTSIDE]
+        self._timeline = [Stretch(OUTSIDE, {})]
         self._died: deque[int] = deque()
         self._lock = threading.RLock()
 
@@ -99,7 +113,7 @@ class Ledger:
         never ran has a peak of 0. Raises: ValueError: for an unknown device.
         """
         self._check_device(device)
-        peak = self._peaks.get((phase, device), _Peak())
+        peak = self._peaks.get((phase, device), Peak())
         match kind:
             case None:
                 return peak.total_bytes
@@ -170,6 +184,15 @@ class Ledger:
             return tuple(dict.fromkeys((*peaks, *(move.phase for move in self._moved_count))))
 
     @property
+    def timeline(self) -> Sequence[Stretch]:
+        """Every run of a phase since the last reset, in order, with what lies between them as ``OUTSIDE``; a snapshot.
+
+        Those in which nothing is on any device are there too.
+        """
+        with self._lock:
+            return tuple(Stretch(stretch.phase, dict(stretch.peaks)) for stretch in self._timeline)
+
+    @property
     def current_phase(self) -> str:
         """The innermost phase that is running."""
         return self._phases[-1]
@@ -183,26 +206,34 @@ class Ledger:
         try:
             yield
         finally:
-            del self._phases[depth:]  # also those that an exception left open inside
+            with self._lock:
+                del self._phases[depth:]  # also those that an exception left open inside
+                self._start_stretch()
 
     def enter_phase(self, name: str) -> None:
         """Start a phase, for callers that cannot use ``phase`` (hooks). What is live already counts for its peak."""
         with self._lock:
             self._settle()
             self._phases.append(name)
+            self._start_stretch()
             for device in {device for device, _kind in self._live}:
-                self._raise_peak(name, device)
+                self._raise_peaks(device, name)
 
     def exit_phase(self) -> None:
         """End the phase started last."""
-        if len(self._phases) > 1:
-            self._phases.pop()
+        with self._lock:
+            if len(self._phases) > 1:
+                self._phases.pop()
+                self._start_stretch()
 
     def reset(self) -> None:
-        """Forget moves and peaks. What is live stays on the books, and is where peaks start from again."""
-        self._moved_bytes.clear()
-        self._moved_count.clear()
-        self.reset_peaks()
+        """Forget moves, peaks and the timeline. What is live stays on the books; peaks start from it again."""
+        with self._lock:
+            self._moved_bytes.clear()
+            self._moved_count.clear()
+            self._timeline.clear()
+            self._start_stretch()
+            self.reset_peaks()
 
     def reset_peaks(self, device: str | None = None) -> None:
         """Lower the peaks (of one device, or all) to what is live; the moves stay."""
@@ -212,8 +243,7 @@ class Ledger:
             for each in self._allocators.values() if device is None else [self._allocator(device)]:
                 each.reset_peak()
             for name in {name for name, _kind in self._live} if device is None else {device}:
-                self._raise_peak(None, name)
-                self._raise_peak(self.current_phase, name)
+                self._raise_peaks(name, None, self.current_phase)
 
     def record(self, storage: torch.UntypedStorage, device: str, kind: Kind = "activations") -> None:
         """Put a storage on the books until it dies. One that is there already only has its kind raised to weights.
@@ -232,8 +262,7 @@ class Ledger:
             reference = weakref.ref(storage, functools.partial(self._note_death, key))
             self._blocks[key] = _Block(reference, device, size_bytes, kind, allocation)
             self._live[device, kind] += size_bytes
-            self._raise_peak(None, device)
-            self._raise_peak(self.current_phase, device)
+            self._raise_peaks(device, None, self.current_phase)
 
     def kind_of(self, storage: torch.UntypedStorage) -> Kind:
         """Return what a storage was recorded as; activations when it is not on the books."""
@@ -298,11 +327,23 @@ class Ledger:
                 free_bytes=free_bytes,
             )
 
-    def _raise_peak(self, phase: str | None, device: str) -> None:
+    def _raise_peaks(self, device: str, *phases: str | None) -> None:
+        """Raise the peaks of phases (None: of all time), and of the stretch that runs, to what is live on a device."""
         weights_bytes = self._live[device, "weights"]
-        total_bytes = weights_bytes + self._live[device, "activations"]
-        if total_bytes > self._peaks.get((phase, device), _Peak()).total_bytes:
-            self._peaks[phase, device] = _Peak(total_bytes, weights_bytes)
+        live = Peak(weights_bytes + self._live[device, "activations"], weights_bytes)
+        for phase in phases:
+            if live.total_bytes > self._peaks.get((phase, device), Peak()).total_bytes:
+                self._peaks[phase, device] = live
+        peaks = self._timeline[-1].peaks
+        if live.total_bytes > peaks.get(device, Peak()).total_bytes:
+            peaks[device] = live
+
+    def _start_stretch(self) -> None:
+        """Begin the next part of the timeline, from what is live."""
+        self._settle()
+        self._timeline.append(Stretch(self.current_phase, {}))
+        for device in {device for device, _kind in self._live}:
+            self._raise_peaks(device)
 
     def _check_device(self, device: str) -> None:
         if device not in self._capacities and device not in HOST_DEVICES:

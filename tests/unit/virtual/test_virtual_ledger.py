@@ -230,3 +230,62 @@ def test_deaths_during_an_update_are_not_lost(virtual_machine: MakeMachine, monk
     assert ledger.live_bytes("cuda:0") == 512
     del kept
     assert ledger.live_bytes("cuda:0") == 0
+
+
+def test_timeline_has_every_run_of_a_phase_in_order(virtual_machine: MakeMachine) -> None:
+    """Each run has a peak of its own, from what is live when it starts; what lies between two is there as well."""
+    ledger = virtual_machine().ledger
+    layer = torch.nn.Linear(16, 16, bias=False).to("cuda:0")  # 1024 bytes
+    ledger.reset()
+    for size in (256, 1024):
+        with ledger.phase("unet"):
+            torch.ones(size, device="cuda:0")
+    with ledger.phase("vae"):
+        kept = torch.ones(128, device="cuda:1")
+    on_first = [(run.phase, run.peaks["cuda:0"].total_bytes) for run in ledger.timeline]
+    assert on_first == [
+        (OUTSIDE, 1024),
+        ("unet", 1024 + 1024),
+        (OUTSIDE, 1024),
+        ("unet", 1024 + 4096),
+        (OUTSIDE, 1024),
+        ("vae", 1024),
+        (OUTSIDE, 1024),
+    ]
+    assert {run.peaks["cuda:0"].weights_bytes for run in ledger.timeline} == {1024 * layer.in_features // 16}
+    assert [run.peaks["cuda:1"].total_bytes for run in ledger.timeline if "cuda:1" in run.peaks] == [512, 512]
+    assert kept.numel() == 128
+
+
+def test_timeline_goes_back_to_the_phase_around(virtual_machine: MakeMachine) -> None:
+    """A phase within another parts it in two runs, also where an exception ends it."""
+    ledger = virtual_machine().ledger
+
+    def fail() -> None:
+        with ledger.phase("outer"):
+            ledger.enter_phase("inner")
+            torch.ones(256, device="cuda:0")
+            ledger.exit_phase()
+            torch.ones(128, device="cuda:0")
+            ledger.enter_phase("broken")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    found = [(run.phase, run.peaks["cuda:0"].total_bytes) for run in ledger.timeline if "cuda:0" in run.peaks]
+    assert found == [("inner", 1024), ("outer", 512)]
+    assert [run.phase for run in ledger.timeline] == [OUTSIDE, "outer", "inner", "outer", "broken", OUTSIDE]
+
+
+def test_timeline_starts_anew_with_a_reset_and_with_nothing_else(virtual_machine: MakeMachine) -> None:
+    """A reset forgets what was; lowering the peaks alone, as torch.cuda can be asked to, does not."""
+    ledger = virtual_machine().ledger
+    kept = torch.ones(256, device="cuda:0")
+    with ledger.phase("unet"):
+        pass
+    torch.cuda.reset_peak_memory_stats(0)
+    assert [run.phase for run in ledger.timeline] == [OUTSIDE, "unet", OUTSIDE]
+    ledger.reset()
+    (run,) = ledger.timeline
+    assert (run.phase, run.peaks["cuda:0"].total_bytes) == (OUTSIDE, 1024)
+    assert kept.numel() == 256
