@@ -44,6 +44,14 @@ def parse_device(value: object) -> str:
     return f"{kind}:{int(match.group(2) or 0)}"
 
 
+def device_or_none(value: object) -> str | None:
+    """Return what ``parse_device`` does, or None where it raises."""
+    try:
+        return parse_device(value)
+    except ValueError:
+        return None
+
+
 def nearest_device(text: str) -> str | None:
     """Return the device that a misspelt name most likely means (``cuda0``, ``GPU``, ``CUDA: 1``), or None."""
     letters = re.fullmatch(r"([a-z]+)[:_ ]*(\d{1,3})?", text.strip().lower())

@@ -68,11 +68,16 @@ text { font: 12px system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; fi
 
 def picture_problems(path: Path) -> Iterator[Problem]:
     """Yield why a picture cannot be written to path, as far as can be known before there is one."""
+    return file_problems(path, SUFFIX)
+
+
+def file_problems(path: Path, suffix: str) -> Iterator[Problem]:
+    """Yield why a file of this suffix cannot be written to path, as far as can be known before there is one."""
     parent = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
-    if path.suffix.lower() != SUFFIX:
-        yield _bad_path(f"{path} does not end in {SUFFIX}", f"write --out {path.with_suffix(SUFFIX)}")
+    if path.suffix.lower() != suffix:
+        yield _bad_path(f"{path} does not end in {suffix}", f"write --out {path.with_suffix(suffix)}")
     if path.is_dir():
-        yield _bad_path(f"{path} is a folder", f"name a file in it: --out {path / f'plan{SUFFIX}'}")
+        yield _bad_path(f"{path} is a folder", f"name a file in it: --out {path / f'plan{suffix}'}")
     elif not parent.is_dir() or not os.access(parent, os.W_OK):
         yield _bad_path(f"{path} cannot be written: {parent} is not a folder one may write to")
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from dmconfig.devices import DEVICE_FORMS, DISK, nearest_device, parse_device
+from dmconfig.devices import DEVICE_FORMS, DISK, device_or_none, nearest_device, parse_device
 from dmconfig.errors import Code, Problem, SpecError, nearest
 from dmconfig.hints import key_hint
 from dmconfig.paths import ROOT, ConfigPath
@@ -64,14 +64,6 @@ def _device(value: object) -> str:
         return parse_device(value)
     except ValueError as error:
         raise PydanticCustomError("bad_device", "{text}", {"text": str(error)}) from None
-
-
-def _is_device(value: object) -> bool:
-    try:
-        parse_device(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _devices(value: object) -> object:
@@ -273,7 +265,7 @@ class Spec(Model):
         """Return the bytes kept free on an accelerator while a component runs there."""
         if isinstance(self.reserve, int):
             return self.reserve
-        by_device = {parse_device(key): size for key, size in self.reserve.items() if _is_device(key)}
+        by_device = {device_or_none(key): size for key, size in self.reserve.items()}
         default = self.reserve.get(DEFAULT, DEFAULT_RESERVE)
         return self.reserve.get(component, by_device.get(device, default))
 
@@ -341,17 +333,21 @@ def validate_spec(resolved: Resolved) -> Spec:
 
 
 def _devices_named_twice(resolved: Resolved) -> Iterator[Problem]:
-    """Yield a problem per device that max_memory names under two names, such as ``0`` and ``cuda:0``."""
-    budgets = resolved.data.get("max_memory")
+    """Yield a problem per device that a section names under two names, such as ``0`` and ``cuda:0``."""
+    for section in ("max_memory", "reserve"):
+        yield from _named_twice_in(section, resolved)
+
+
+def _named_twice_in(section: str, resolved: Resolved) -> Iterator[Problem]:
+    entries = resolved.data.get(section)
     seen: dict[str, str] = {}
-    for key in budgets if isinstance(budgets, dict) else ():
-        try:
-            device = parse_device(key)
-        except ValueError:
-            continue  # the model says so
+    for key in entries if isinstance(entries, dict) else ():
+        device = device_or_none(key)
+        if device is None:
+            continue  # no device; where it has to be one the model says so
         if device in seen:
             what = f"{seen[device]!r} and {key!r} are the same device, {device}"
-            path = ("max_memory", key)
+            path = (section, key)
             fix = "keep one of the two; an override has to spell the device as the file does"
             yield resolved.problem(Code.DUPLICATE_DEVICE, path, what, fix=fix, key=True)
         seen[device] = key

@@ -14,6 +14,8 @@ from dmconfig.layout import nearest_ancestor
 from dmconfig.plan import Assignment, Part, Plan, Residency
 
 _MAPS = Path("/proc/self/maps")
+_SHOWN = 3
+NOBODY = "meta, with nobody to bring it"
 
 
 def audit(pipe: Any, plan: Plan, *, is_mapped: bool = True) -> Iterator[Problem]:
@@ -26,7 +28,7 @@ def audit(pipe: Any, plan: Plan, *, is_mapped: bool = True) -> Iterator[Problem]
     for assignment in plan.assignments:
         module = getattr(pipe, assignment.component)
         for each in assignment.parts or (assignment,):
-            yield from _misplaced(assignment, each, modules_of(module, assignment, each), is_mapped=is_mapped)
+            yield from _misplaced(module, assignment, each, is_mapped=is_mapped)
         tensors = [tensor for tensor in module.parameters() if tensor.is_floating_point()]
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
         if other := sorted(dtypes - {assignment.dtype, "float32"}):
@@ -43,18 +45,33 @@ def modules_of(root: torch.nn.Module, assignment: Assignment, each: Assignment |
 
 
 def _misplaced(
-    assignment: Assignment, each: Assignment | Part, modules: Sequence[torch.nn.Module], *, is_mapped: bool
+    root: torch.nn.Module, assignment: Assignment, each: Assignment | Part, *, is_mapped: bool
 ) -> Iterator[Problem]:
+    modules = modules_of(root, assignment, each)
     name = f"{assignment.component}.{each.path}" if isinstance(each, Part) and each.path else assignment.component
     owned = _owned(modules)
     found = {_place(tensor, owned=module in owned) for module in modules for tensor in tensors_of(module)}
     wrong = sorted(found - _right_places(each))
     if wrong:
         what = f"{name} was planned on {each.storage_device} and is on {', '.join(wrong)}"
-        yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
+        empty = _empty_tensors(root, modules, owned) if NOBODY in wrong else []
+        why = f"without data: {', '.join(empty[:_SHOWN])}" if empty else ""  # there may be one among thousands
+        why += f" and {len(empty) - _SHOWN} more" if len(empty) > _SHOWN else ""
+        yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, why=why, path=("device_map",))
     if is_mapped and each.storage_device == DISK and (count := _in_memory(modules)):
         what = f"{name} was planned to rest in files; {count} of its tensors are in memory"
         yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
+
+
+def _empty_tensors(root: torch.nn.Module, modules: Sequence[torch.nn.Module], owned: set[torch.nn.Module]) -> list[str]:
+    """The tensors on meta that no hook owns, by their paths in the component."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in root.named_modules()
+        if module in modules
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        if _place(tensor, owned=module in owned) == NOBODY
+    ]
 
 
 def _right_places(assignment: Assignment | Part) -> set[str]:
@@ -71,7 +88,7 @@ def _host(device: str) -> str:
 
 def _place(tensor: torch.Tensor, *, owned: bool) -> str:
     if tensor.device.type == "meta":
-        return "a hook" if owned else "meta, with nobody to bring it"
+        return "a hook" if owned else NOBODY
     return str(tensor.device)
 
 

@@ -50,6 +50,15 @@ def _too_large_to_spread(resolved: Resolved, task: Task, solution: Solution, nam
     offers = ", ".join(f"{room.device} {format_bytes(room.nbytes)}" for room in rooms)
     need = format_bytes(task.footprints[name].nbytes)
     what = f"{name} needs {need}; beside the others and the reserve there is room on {offers}"
+    layout = task.layouts[name]
+    if not layout.can_split:
+        class_name = next(part.class_name for part in task.assembly.modules if part.name == name)
+        what += f"; {class_name} cannot be split, because it does not say which of its modules stay whole"
+    else:
+        largest = max((block.nbytes for block in layout.blocks()), default=0)
+        what += f"; its largest block has {format_bytes(largest)}"
+        own = layout.outside_blocks_bytes
+        what += f", and {format_bytes(own)} of its own go to {rooms[0].device}" if own else ""
     return resolved.problem(Code.DOES_NOT_FIT, ("device_map", name), what, fix=fix)
 
 

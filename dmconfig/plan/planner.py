@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.check import unknown_module
-from dmconfig.devices import CPU, DISK, is_accelerator, parse_device
+from dmconfig.devices import CPU, DISK, device_or_none, is_accelerator, parse_device
 from dmconfig.errors import Code, PlanError, Problem
 from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout, nearest_ancestor
 from dmconfig.paths import ConfigPath
+from dmconfig.plan.calls import DENOISER, role_of
 from dmconfig.plan.fastest import Places
 from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Proof, Residency
@@ -188,6 +189,9 @@ def _named_devices(resolved: Resolved, spec: Spec) -> Iterator[tuple[ConfigPath,
     for key in resolved.data.get("max_memory") or ():
         if (name := parse_device(key)) != DISK:
             yield ("max_memory", key), name
+    for key in spec.reserve if isinstance(spec.reserve, dict) else ():
+        if (device := device_or_none(key)) is not None:
+            yield ("reserve", key), device
 
 
 def _assignment(part: Component, solution: Solution, task: Task) -> Assignment:
@@ -270,6 +274,12 @@ def _notes(solution: Solution, task: Task) -> Iterator[str]:
     for name in task.spread_components:
         if not task.layouts[name].can_split:
             yield f"{name} is placed whole: its class does not say which of its modules stay whole (_no_split_modules)"
+    for name, layout in task.layouts.items():
+        whole = task.spec.may_split(name) and role_of(name) == DENOISER and not layout.can_split
+        if whole and choice[name].residency is not Residency.ALWAYS:
+            yield f"{name} is not split: its class does not say which of its modules stay whole (_no_split_modules)"
+    if DISK in task.spec.max_memory and task.limits.budgets[DISK] and not _on_disk(solution):
+        yield "max_memory.disk is not needed: nothing rests on disk"
     if task.spec.offload_folder is not None and not _written_bytes(solution, task):
         yield "offload_folder is not needed: nothing that is cast rests on disk, so nothing is written to it"
     unused = [d.id for d in task.inventory.accelerators if d.id not in task.usable and d.id not in task.spec.max_memory]

@@ -50,7 +50,8 @@ def _placed(name: str, place: Place, task: Task) -> str:
         beside = f"the others and the reserve of {format_bytes(reserve)}" if reserve else "the others"
         return f"no accelerator has room for it beside {beside}{_BROUGHT[place.residency]}{rest}"
     if place.device == CPU:
-        return "no accelerator has room for it; computed on the cpu, which max_memory.cpu allows"
+        beside = f" beside the reserve of {format_bytes(reserve)}" if reserve else ""
+        return f"no accelerator has room for it{beside}; computed on the cpu, which max_memory.cpu allows"
     return f"{request.origin}: fits, and {_PREFERS.get(task.spec.strategy or '', 'keeps the accelerators even')}"
 
 
@@ -81,8 +82,13 @@ def _no_room(name: str, task: Task) -> str:
     nbytes, limits = task.footprints[name].nbytes, task.limits
     largest = max((limits.offer(device) for device in task.usable), default=0)
     if nbytes > largest:
-        return f"{format_bytes(nbytes)} are more than the {format_bytes(max(0, largest))} that any accelerator offers"
-    return "its room is worth more to the others"
+        reserve = max((task.spec.reserve_of(name, device) for device in task.usable), default=0)
+        beside = f" beside the reserve of {format_bytes(reserve)}" if reserve else ""
+        offer = format_bytes(max(0, largest))
+        return f"{format_bytes(nbytes)} are more than the {offer} that any accelerator offers{beside}"
+    reserve = max((task.spec.reserve_of(name, device) for device in task.usable), default=0)
+    beside = f", beside the reserve of {format_bytes(reserve)}," if reserve else ""
+    return f"its room{beside} is worth more to the others"
 
 
 def _listed(devices: Iterable[str]) -> str:

@@ -127,7 +127,7 @@ def _bar(device: DeviceUse, width: int) -> str:
 
 def _fine_print(plan: Plan) -> list[str]:
     sources = ", ".join(dict.fromkeys(SOURCES[a.measured_from] for a in plan.assignments))
-    return [*(_proof(plan.proof) if plan.proof else ()), f"sizes from {sources}"]
+    return [*(_proof(plan.proof) if plan.proof else ()), f"sizes from {sources}; activations come on top"]
 
 
 def _proof(proof: Proof) -> Iterator[str]:

@@ -132,7 +132,7 @@ def test_plan_text_whole(plan: Plan) -> None:
         "",
         f"cuda:0  {'█' * 14}{'▒' * 8}{'·' * 10}  3.5 GiB weights, 2.0 GiB reserve,  2.5 GiB free of  8.0 GiB",
         f"cpu     {'█' * 8}{'·' * 24}  4.0 GiB weights,                  12.0 GiB free of 16.0 GiB",
-        "sizes from the headers of the weights",
+        "sizes from the headers of the weights; activations come on top",
     ]
 
 
@@ -150,7 +150,7 @@ def test_plan_text_of_what_stays_has_no_columns_and_rows_that_say_nothing() -> N
         "",
         f"cuda:0  {'█' * 28}{'·' * 4}  7.0 GiB weights, 1.0 GiB free of 8.0 GiB",
         "not used: cuda:1 (6.0 GiB), cpu (16.0 GiB)",
-        "sizes from the headers of the weights",
+        "sizes from the headers of the weights; activations come on top",
     ]
 
 
@@ -173,7 +173,8 @@ def test_plan_text_notes_and_sources_of_sizes() -> None:
         "note: cuda:1 not used: max_memory names other accelerators",
         "",
     ]
-    assert shown[-1] == "sizes from the headers of the weights, the packaged catalogue (no weights on this machine)"
+    sources = "the headers of the weights, the packaged catalogue (no weights on this machine)"
+    assert shown[-1] == f"sizes from {sources}; activations come on top"
 
 
 @pytest.mark.parametrize(
