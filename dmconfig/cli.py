@@ -209,6 +209,7 @@ def rehearse(
             raise typer.Exit(_rehearse_hidden(chosen))
         checked = check_file(file, [*overrides, *arguments])
         planned = plan_for(checked, chosen)
+        _quiet_libraries()
         from dmconfig.rehearse import Script, Settings, rehearsal_data, rehearsal_page, rehearsal_text
         from dmconfig.rehearse import rehearse as run_through
 

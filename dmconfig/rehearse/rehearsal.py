@@ -51,7 +51,8 @@ def rehearse(
     torch.set_num_threads(1)
     resolved, spec, assembly = script.resolved, script.spec, script.assembly
     dtypes = {assignment.component: assignment.dtype for assignment in plan.assignments}
-    pipe, stand_ins = build_skeleton(resolved, assembly, dtypes)
+    with _quiet():
+        pipe, stand_ins = build_skeleton(resolved, assembly, dtypes)
     asked = steps_asked(assembly.facts, settings, spec.call)
     steps = steps_rehearsed(getattr(pipe, "scheduler", None), asked, settings)
     capacities = [device.total_bytes for device in inventory.accelerators]

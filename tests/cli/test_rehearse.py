@@ -1,0 +1,69 @@
+"""``dmconfig rehearse``: the whole command, on a pipeline small enough to be quick."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from dmconfig.cli import app
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits.yaml"
+SCHEMA = ROOT / "schemas" / "rehearsal-1.schema.json"
+MACHINE = ("--gpus", "2x2GiB", "--ram", "8GiB")
+
+
+def rehearse(*arguments: str | Path) -> tuple[int, str, str]:
+    """Run the command; return exit code, output and errors."""
+    result = CliRunner().invoke(app, ["rehearse", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_rehearse_says_what_it_takes_and_writes_a_page(tmp_path: Path) -> None:
+    """The verdict first, the phases of the pipeline's own code, and the page where it was asked for."""
+    page = tmp_path / "reports" / "digits.html"
+
+    code, output, errors = rehearse(DIGITS, *MACHINE, "--steps", "4", "--out", page)
+
+    assert (code, errors) == (0, "")
+    assert output.startswith("fits")
+    assert all(phase in output for phase in ("text_encoder", "unet", "vae.decode"))
+    assert output.rstrip().endswith(f"wrote {page}")
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_rehearse_json_is_of_its_schema() -> None:
+    """With ``--format json`` the output is one JSON object, of the published schema."""
+    code, output, _ = rehearse(DIGITS, *MACHINE, "--format", "json", "--batch", "2")
+    data = json.loads(output)
+    assert code == 0
+    jsonschema.validate(data, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    assert data["ok"] is True
+
+
+def test_rehearse_what_does_not_fit_exits_with_three() -> None:
+    """A card with room for the weights, but not for what comes on top, is told so."""
+    code, output, _ = rehearse(DIGITS, "--gpus", "200MiB", "--ram", "8GiB", "--set", "reserve=0")
+    assert code == 3
+    assert not output.startswith("fits")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--gpus", "0", "--ram", "8GiB"), "no accelerator to rehearse on"),
+        (("--machine", "apple-m1"), ""),
+        ((*MACHINE, "--out", "page.txt"), "does not end in .html"),
+        ((*MACHINE, "--call", "no_such_argument=1"), "takes no argument"),
+    ],
+)
+def test_rehearse_mistakes_are_told_before_anything_runs(arguments: tuple[str, ...], told: str) -> None:
+    """What is wrong with the options is a problem with a code, and nothing is rehearsed."""
+    code, output, errors = rehearse(DIGITS, *arguments)
+    assert (code, output) == (2, "")
+    assert errors.startswith("error[DM")
+    assert told in errors
