@@ -91,7 +91,9 @@ def measure_tensors(
     bits = _bits_of(target)
     loaded = loaded_sizes(tensors, dtype=target, keep_in_fp32=keep_in_fp32, tied=tied)
     cast = any(_loaded_bytes(tensor, bits, keep_in_fp32) != tensor.nbytes for tensor in tensors) or target != stored
-    return Footprint(dtype=target, stored_dtype=stored, needs_cast=cast, measured_from=measured_from, **group_sizes(loaded))
+    return Footprint(
+        dtype=target, stored_dtype=stored, needs_cast=cast, measured_from=measured_from, **group_sizes(loaded)
+    )
 
 
 def loaded_sizes(
