@@ -133,9 +133,9 @@ def _fine_print(plan: Plan) -> list[str]:
 def _proof(proof: Proof) -> Iterator[str]:
     if not proof.is_complete:
         least = format_seconds(proof.bound_seconds)
-        yield f"the best of {proof.visited} steps; no placement takes less than {least}"
+        yield f"the best of {proof.visited} steps; nothing that auto tries takes less than {least}"
     elif proof.seconds:
-        yield f"proven in {proof.visited} steps: no placement takes less"
+        yield f"searched to the end in {proof.visited} steps: nothing else that auto tries takes less"
     if proof.runner_up and proof.runner_up_seconds is not None:
         more = proof.runner_up_seconds - proof.seconds
         lost = f"{format_seconds(more)} more" if more > _SAME_SECONDS else "as fast, and less even or over more devices"
