@@ -205,7 +205,9 @@ def rehearse(
             lambda: _overrides(set_),
             lambda: [*_call_overrides(None, None, call)],
         )
-        if _sees_cuda():
+        from dmconfig.virtual.hidden import sees_cuda
+
+        if sees_cuda():
             raise typer.Exit(_rehearse_hidden(chosen))
         checked = check_file(file, [*overrides, *arguments])
         planned = plan_for(checked, chosen)
@@ -422,13 +424,6 @@ def _rehearsable(machine: Inventory) -> Inventory:
         what, fix = f"{machine.name} has no accelerator to rehearse on", "name a machine that has: --gpus 24GiB"
         raise MachineError([Problem(code=Code.BAD_MACHINE, what=what, fix=fix, origin="--gpus")])
     return machine
-
-
-def _sees_cuda() -> bool:
-    """Whether this process sees real CUDA devices, with which virtual ones would be mixed up."""
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _rehearse_hidden(machine: Inventory) -> int:

@@ -221,7 +221,8 @@ class Grouped:
 
     def bring(self) -> None:
         """Move what the component itself owns to the device, where methods beside ``forward`` read it."""
-        self._own.bring()
+        if not self.options.get("use_stream"):  # a stream brings them itself, beside the first group
+            self._own.bring()
 
     def leave(self) -> None:
         """Nothing to do: the hooks send each group home."""
@@ -230,8 +231,9 @@ class Grouped:
         """Send back what the component itself owns, and buffers that the hooks left; they have sent each group home."""
         self._own.rest()
         for part in self.module.modules():
-            for name, buffer in part.named_buffers(recurse=False):
-                part._buffers[name] = buffer.to(CPU)
+            for buffer in part.buffers(recurse=False):
+                if buffer.device != CPU:
+                    buffer.data = buffer.data.to(CPU)  # the same tensor: diffusers knows it by identity
 
     def detach(self) -> None:
         """Take the hooks off, with what they leave behind on each module."""

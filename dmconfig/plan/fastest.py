@@ -136,7 +136,8 @@ class _Search:
         self.blocks = {name: _Blocks(layout) for name, layout in question.layouts.items()}
         self._links = {
             device: [question.prices.bandwidth(Place(device, Residency.PER_LEAF, storage)) for storage in (CPU, DISK)]
-            for device in self.accelerators
+            for device in question.limits.budgets
+            if is_accelerator(device)  # a pin may name one without a budget
         }
         self.visited = 0
         self.best: tuple[Rank, _State] | None = None

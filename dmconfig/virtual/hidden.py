@@ -15,6 +15,13 @@ HIDING: Mapping[str, str] = {
 """What tells the runtimes of CUDA, ROCm and XPU to show no accelerator."""
 
 
+def sees_cuda() -> bool:
+    """Return whether this process sees real CUDA devices, with which virtual ones would be mixed up."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def run_hidden(
     arguments: Sequence[str], *, capture_output: bool = False, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:

@@ -62,7 +62,7 @@ def test_run_text_shows_plan_times_and_file(tmp_path: Path) -> None:
     result = run(out, "--seed", "0")
     lines = result.stdout.splitlines()
     assert result.exit_code == 0
-    assert lines[0].startswith("StableDiffusionPipeline on this machine")
+    assert lines[0].startswith("StableDiffusionPipeline in float32 on this machine")
     assert lines[-1] == f"wrote {out}"
     assert lines[-2].startswith("took plan ")
     assert all(phase in lines[-2] for phase in ("load", "place", "generate", "save"))
