@@ -62,9 +62,11 @@ lint: $(LINTED) ## ruff and mypy; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(TESTED) ## time the commands, the loading of a 2 GB pipeline and the disk tier, see benchmarks/
+bench: $(TESTED) ## time the commands, plans, the loading of a 2 GB pipeline and the disk tier, see benchmarks/
 	@failed=0; \
 	$(BIN)/python benchmarks/commands.py || failed=1; \
+	$(BIN)/python benchmarks/plan_speed.py || failed=1; \
+	$(BIN)/python benchmarks/placement_quality.py || failed=1; \
 	$(BIN)/python benchmarks/load.py || failed=1; \
 	$(BIN)/python benchmarks/disk_tier.py || failed=1; \
 	exit $$failed
