@@ -67,6 +67,7 @@ bench: $(TESTED) ## time the commands, plans, the loading of a 2 GB pipeline and
 	$(BIN)/python benchmarks/commands.py || failed=1; \
 	$(BIN)/python benchmarks/plan_speed.py || failed=1; \
 	$(BIN)/python benchmarks/placement_quality.py || failed=1; \
+	$(BIN)/python benchmarks/rehearse_catalogue.py || failed=1; \
 	$(BIN)/python benchmarks/load.py || failed=1; \
 	$(BIN)/python benchmarks/disk_tier.py || failed=1; \
 	exit $$failed

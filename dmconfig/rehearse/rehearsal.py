@@ -13,7 +13,7 @@ import torch
 from dmconfig.assembly import Assembly
 from dmconfig.devices import CPU
 from dmconfig.dispatch import dispatch
-from dmconfig.inventory import Inventory
+from dmconfig.inventory import Device, Inventory
 from dmconfig.plan import Plan
 from dmconfig.rehearse.inputs import Settings, arguments, steps_asked, steps_rehearsed
 from dmconfig.rehearse.margins import margins_of
@@ -82,7 +82,7 @@ def rehearse(
                     phase = machine.ledger.current_phase
         except (VirtualOutOfMemoryError, DeviceMismatchError, UnknownValueError) as error:
             failure = _failure(error, phase, machine.ledger.timeline)
-        devices = tuple(_device_peak(machine, device.id, device.total_bytes) for device in inventory.accelerators)
+        devices = tuple(_device_peak(machine, device) for device in inventory.accelerators)
         crossings = tuple(_crossings(machine, inventory, plan, asked / steps))
     return Rehearsal(
         plan=plan,
@@ -123,8 +123,8 @@ def _failure(error: _Refusal, phase: str, timeline: Sequence[Stretch]) -> Failur
     )
 
 
-def _device_peak(machine: VirtualMachine, device: str, capacity: int) -> DevicePeak:
-    ledger = machine.ledger
+def _device_peak(machine: VirtualMachine, card: Device) -> DevicePeak:
+    ledger, device = machine.ledger, card.id
     peaks = tuple(
         PhasePeak(
             phase=phase,
@@ -135,12 +135,14 @@ def _device_peak(machine: VirtualMachine, device: str, capacity: int) -> DeviceP
     )
     shown = tuple(peak for peak in peaks if peak.nbytes) or peaks[:1]
     shown = shown or (PhasePeak(phase="", weights_bytes=0, activations_bytes=0),)
-    reserved = max(0, ledger.peak_reserved_bytes(device) - max(peak.nbytes for peak in shown))
+    highest = max(peak.nbytes for peak in shown)
+    reserved = max(0, ledger.peak_reserved_bytes(device) - highest)
+    rounding = max(0, ledger.peak_allocated_bytes(device) - highest)
     return DevicePeak(
         id=device,
-        capacity_bytes=capacity,
+        capacity_bytes=card.total_bytes,
         phases=shown,
-        margins=margins_of(shown, reserved),
+        margins=margins_of(shown, reserved, rounding_bytes=rounding, card=card.description),
         curve=tuple(_curve(ledger, device)),
     )
 

@@ -123,13 +123,21 @@ def _other(resolved: Resolved, component: Component, parts: Mapping[str, Any]) -
     except Exception as error:  # as above
         what = f"{component.name!r} ({component.class_name}) could not be made: {type(error).__name__}: {error}"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what)]) from error
-    encoder = parts.get(component.name.replace("tokenizer", "text_encoder").replace("processor", "text_encoder"))
-    config = getattr(encoder, "config", None)
-    if config is not None and hasattr(config, "get_text_config"):
-        config = config.get_text_config()
     try:
-        return stand_in_for(component.class_name, config), True
+        return stand_in_for(component.class_name, _config_of_the_encoder(component, parts)), True
     except KeyError:
         what = f"nothing can stand in for {component.name!r} ({component.class_name}), which is not on this machine"
         fix = f"give components.{component.name} a source that is here"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, fix=fix)]) from None
+
+
+def _config_of_the_encoder(component: Component, parts: Mapping[str, Any]) -> Any:
+    """The config of the encoder that a tokenizer or processor feeds, by their names; None where there is none."""
+    name = component.name
+    words = name.replace("tokenizer", "text_encoder")
+    if words == name and name.endswith(("image_processor", "feature_extractor")):
+        pictures = name.replace("image_processor", "image_encoder").replace("feature_extractor", "image_encoder")
+        encoder = parts.get(pictures) or parts.get("safety_checker")
+        return getattr(encoder, "config", None)
+    config: Any = getattr(parts.get(words.replace("processor", "text_encoder")), "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config

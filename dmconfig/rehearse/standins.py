@@ -18,6 +18,7 @@ _PIECES = re.compile(r"<\|[^|>]*\|>|</?[a-z_]+>|\[/?[A-Z_]+\]|\w+|[^\w\s]|\n+")
 _WORD = 8  # letters up to which a word is one token; a longer one is cut into sixes
 _CUT = 6
 _RESERVED_IDS = 3
+_PICTURE_SIDE = 224  # pixels, of CLIP's vision encoder
 
 
 class StandInTokenizer:
@@ -119,7 +120,7 @@ class StandInTokenizer:
 class StandInImageProcessor:
     """Answers like an image processor of transformers: as many black pictures as it is given."""
 
-    def __init__(self, size: int = 224) -> None:
+    def __init__(self, size: int = _PICTURE_SIDE) -> None:
         self.size, self.crop_size = {"shortest_edge": size}, {"height": size, "width": size}
 
     def __call__(self, images: Any = None, **_ignored: Any) -> BatchFeature:
@@ -128,18 +129,19 @@ class StandInImageProcessor:
         return BatchFeature({"pixel_values": torch.zeros(count, 3, *self.crop_size.values())})
 
 
-def stand_in_for(class_name: str, text_config: Any) -> Any:
+def stand_in_for(class_name: str, config: Any) -> Any:
     """Return what stands in for a tokenizer or processor of a class, given the config of the encoder it feeds.
 
     Raises: KeyError: nothing is known of such a class.
     """
-    vocabulary = getattr(text_config, "vocab_size", None)
+    vocabulary = getattr(config, "vocab_size", None)
     if class_name.startswith("CLIPTokenizer"):
-        end = getattr(text_config, "eos_token_id", None)
+        end = getattr(config, "eos_token_id", None)
         end = 49407 if end in (None, 2) else end  # 2 is what old configs say, and their models do not go by it
         return StandInTokenizer(49408, begin=49406, end=end, padding=end, length=77)
     if class_name.endswith(("ImageProcessor", "FeatureExtractor")):
-        return StandInImageProcessor()
+        size = getattr(getattr(config, "vision_config", config), "image_size", None)
+        return StandInImageProcessor(size if isinstance(size, int) else _PICTURE_SIDE)
     for prefix, (known, begin, end, padding, length, side) in _FAMILIES.items():
         if class_name.startswith(prefix):
             size = min(vocabulary or known, known)

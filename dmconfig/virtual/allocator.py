@@ -104,6 +104,7 @@ class CachingAllocator:
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.allocated_bytes = 0  # of blocks in use: up to 1 MiB more than asked for, where a rest was not split off
+        self.peak_allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
         self.retries = 0
@@ -120,6 +121,7 @@ class CachingAllocator:
             free.add(block.split(size_bytes))
         block.in_use = True
         self.allocated_bytes += block.size_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
     def free(self, block: Block) -> None:
@@ -142,7 +144,8 @@ class CachingAllocator:
             self.reserved_bytes -= sum(block.size_bytes for block in free.take_whole_segments())
 
     def reset_peak(self) -> None:
-        """Let the peak start again from what is reserved now."""
+        """Let the peaks start again from what is allocated and reserved now."""
+        self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
     def _new_segment(self, size_bytes: int) -> Block:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -148,6 +149,26 @@ def _group_norm(state: MachineState, func: Function, args: Args, kwargs: Kwargs)
     for each in statistics:  # on the books until this returns
         state.ledger.record(each.untyped_storage(), str(tensor.device))
     return _whole(state, func, args, kwargs)
+
+
+def _rms_norm(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Run it whole, as CUDA's kernel does: beside the result it has one float32 number per row, until it returns.
+
+    Without values it would be taken apart, into tensors that no device holds.
+    """
+    tensor = args[0]
+    if not isinstance(tensor, VirtualTensor):
+        return _whole(state, func, args, kwargs)
+    shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
+    with no_modes():
+        row_means = torch.empty(tensor.numel() // math.prod(shape), dtype=torch.float32, device=META)
+    state.ledger.record(row_means.untyped_storage(), str(tensor.device))
+    if not is_shape_only(tensor):
+        return _whole(state, func, args, kwargs)
+    device = rules.agreed_device([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)])
+    with no_modes():
+        result = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
+    return state.place(result, device)
 
 
 def _attention(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -304,8 +325,8 @@ _HANDLERS: dict[Any, Handler] = {
     F.group_norm: _group_norm,
     torch.instance_norm: _whole,
     F.instance_norm: _whole,
-    torch.rms_norm: _whole,
-    F.rms_norm: _whole,
+    torch.rms_norm: _rms_norm,
+    F.rms_norm: _rms_norm,
     F.scaled_dot_product_attention: _attention,
     torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch.Tensor.data.__get__: _get_data,  # type: ignore[attr-defined]

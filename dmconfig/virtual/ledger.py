@@ -139,6 +139,14 @@ class Ledger:
         """Return the most that was reserved since the last reset. Raises: ValueError: see ``reserved_bytes``."""
         return self._allocator(device).peak_reserved_bytes
 
+    def peak_allocated_bytes(self, device: str) -> int:
+        """Return the most that was in blocks in use since the last reset: what ``torch.cuda`` calls allocated.
+
+        Beyond the peak of live bytes it has the rests of blocks that were not worth splitting off. A modelled figure,
+        as ``reserved_bytes``. Raises: ValueError: see there.
+        """
+        return self._allocator(device).peak_allocated_bytes
+
     def allocation_retries(self, device: str) -> int:
         """Return how often the cache had to be given back because a new segment would not have fitted beside it.
 
