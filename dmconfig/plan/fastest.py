@@ -5,9 +5,10 @@ cpu or the disk, runs on the cpu, or is split: its blocks stay in runs, one run 
 component's own, and the blocks after the last run are brought layer by layer. Among placements of the same price the
 one over the fewest devices wins, then the most even one.
 
-Branch and bound, largest component first and split ones last, because they take what room is left. Exact for this
-choice of places, with one exception: of two components that are split, the one placed first takes all the room of the
-devices it is on.
+Branch and bound, largest component first and split ones last, because they take what room is left; a narrow search
+first, so that the full one can leave out more. Exact for this choice of places, with one exception: of two components
+that are split, the one placed first takes all the room of the devices it is on. Which of several splits of one price is
+the most even is not searched, and ties in general only so far.
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ from dmconfig.plan.requests import Place, Request
 from dmconfig.plan.split import joined
 from dmconfig.plan.uses import Limits, Load, Use, Uses, with_place
 
-MAX_VISITED = 20_000
-"""Places tried before the search settles for the best it has: about a second."""
+MAX_WORK = 300_000
+"""What a search may take before it settles for the best it has: about a second. A place counts ``_PLACE``, a set of
+devices that is looked at for a split counts 1."""
+_PLACE = 16
+MAX_TIES = 500
+"""Places a search looks at that are at best as fast as the best so far, and over fewer devices or more even."""
 _HALVINGS = 30
 _EPSILON = 1e-9  # seconds; below it prices are the same
 
 Places = Mapping[str, Place]
 """Of one component: the place of each part by its path, the rest under "" (all of it, where it is not split)."""
 Rank = tuple[float, int, Figures]
+Ends = tuple[tuple[str, int], ...]
+"""Device of each run, and the block at which it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +78,11 @@ class Question:
 
 def fastest(question: Question) -> Fastest | None:
     """Return the placement with the lowest price, or None when nothing fits. The question is not changed."""
-    found = [outcome for order in _orders(question) if (outcome := _Search(question).run(order)) is not None]
-    if not found:
-        return None
-    best = min(found, key=lambda outcome: outcome.best.seconds)
-    return replace(best, visited=sum(outcome.visited for outcome in found), proven=all(o.proven for o in found))
+    search, orders = _Search(question), [*_orders(question)]
+    for narrow in (True, False):
+        for order in orders:
+            search.run(order, MAX_WORK // len(orders), narrow=narrow)
+    return search.outcome()
 
 
 def _orders(question: Question) -> Iterator[list[str]]:
@@ -94,7 +101,7 @@ def _orders(question: Question) -> Iterator[list[str]]:
 class _Cut:
     """How a component is split: where the run of each device ends, in order, and how the blocks after the last come."""
 
-    ends: tuple[tuple[str, int], ...]
+    ends: Ends
     brought: Place | None
 
 
@@ -133,30 +140,36 @@ class _Search:
     def __init__(self, question: Question) -> None:
         self.question, self.even = question, Even(question.limits.budgets)
         self.accelerators = [d for d in question.limits.budgets if is_accelerator(d) and question.limits.budgets[d]]
+        self.offers = {device: max(0, question.limits.offer(device)) for device in self.accelerators}
         self.blocks = {name: _Blocks(layout) for name, layout in question.layouts.items()}
-        self._links = {
-            device: [question.prices.bandwidth(Place(device, Residency.PER_LEAF, storage)) for storage in (CPU, DISK)]
-            for device in question.limits.budgets
-            if is_accelerator(device)  # a pin may name one without a budget
-        }
-        self.visited = 0
+        self._kinds = {device: self._kind(device) for device in question.limits.budgets}
+        self.visited, self.proven, self.bound_seconds = 0, True, 0.0
+        self._narrow, self._work_left, self._ties_left = False, 0, 0
         self.best: tuple[Rank, _State] | None = None
         self.runner_up: tuple[Rank, _State] | None = None
         self._least = {name: self._least_away(name) for name in question.requests}
 
-    def run(self, order: Sequence[str]) -> Fastest | None:
-        """Search all placements; components in this order."""
+    def run(self, order: Sequence[str], work: int, *, narrow: bool) -> None:
+        """Search for a better placement than is known, components in this order.
+
+        ``narrow``: of the ways to place a component only the first of each price.
+        """
         nothing = _State({}, {device: Use() for device in self.question.limits.budgets}, 0.0, 0)
-        bound = self._bound(order, nothing)
+        self.bound_seconds = self._bound(order, nothing)  # the same in any order
+        self._narrow, self._work_left, self._ties_left = narrow, work, MAX_TIES
         self._descend(order, nothing)
+        self.proven = self.proven and (narrow or self._work_left > 0)
+
+    def outcome(self) -> Fastest | None:
+        """Return what was found."""
         if self.best is None:
             return None
         return Fastest(
             best=self._runner(self.best[1]),
-            bound_seconds=bound,
+            bound_seconds=self.bound_seconds,
             runner_up=self._runner(self.runner_up[1]) if self.runner_up else None,
             visited=self.visited,
-            proven=self.visited < MAX_VISITED,
+            proven=self.proven,
         )
 
     def _descend(self, rest: Sequence[str], state: _State) -> None:
@@ -165,7 +178,7 @@ class _Search:
             return
         for option in self._options(rest[0], state, is_last=len(rest) == 1):
             after = state.after(rest[0], option)
-            if self.visited >= MAX_VISITED or not self._can_improve(rest[1:], after):
+            if self._work_left <= 0 or not self._can_improve(rest[1:], after):
                 continue
             self.visited += 1
             self._descend(rest[1:], after)
@@ -195,6 +208,9 @@ class _Search:
         bound = self._bound(rest, state)
         if abs(bound - seconds) > _EPSILON:
             return bound < seconds
+        self._ties_left -= 1
+        if self._ties_left < 0:
+            return False
         must_stay = abs(state.seconds - seconds) <= _EPSILON and all(
             self._least[name].seconds > _EPSILON for name in rest
         )
@@ -207,7 +223,7 @@ class _Search:
         What is left needs room on the accelerators; the bytes for which there is none are at best the cheapest to
         have elsewhere, as if components could be cut anywhere.
         """
-        room = sum(max(0, self.question.limits.offer(d) - state.uses[d].held) for d in self.accelerators)
+        room = sum(max(0, offer - state.uses[device].need) for device, offer in self.offers.items())
         seconds, cheapest = state.seconds, list[tuple[float, int]]()
         for name in rest:
             least, nbytes = self._least[name], self.question.loads[name].nbytes
@@ -227,9 +243,11 @@ class _Search:
     def _least_away(self, name: str) -> _Least:
         """What a component costs at least when it does not stay, and whether it can stay on an empty machine."""
         request, load, limits = self.question.requests[name], self.question.loads[name], self.question.limits
-        roomy = max((limits.offer(device) for device in self.accelerators), default=0)
+        roomy = max(self.offers.values(), default=0)
         splits = name in self.blocks and not request.pinned
-        stays = [place for place in request.places if _stays(place) and load.nbytes <= limits.offer(place.device)]
+        stays = [
+            place for place in request.places if _stays(place) and load.nbytes <= max(0, limits.offer(place.device))
+        ]
         away = [
             self.question.prices.seconds(name, place, load.nbytes)
             for place in request.places
@@ -243,9 +261,12 @@ class _Search:
         """Return the ways to place a component within the limits, the best first."""
         request, load, uses = self.question.requests[name], self.question.loads[name], state.uses
         options = [*self._whole(name, self._distinct(request.places, uses), load, uses)]
-        if name in self.blocks and not request.pinned:
+        stays = is_last and any(option.seconds == 0 for option in options)  # a split is no faster, over more devices
+        if name in self.blocks and not request.pinned and not stays:
             options += self._split(name, state, is_last=is_last)
-        return sorted(options, key=lambda o: (round(o.seconds, 9), o.crossings, self.even.figures(o.uses)))
+        self._work_left -= _PLACE * len(options)
+        options.sort(key=lambda o: (round(o.seconds, 9), o.crossings, self.even.figures(o.uses)))
+        return [*_first_of_each_price(options)] if self._narrow else options
 
     def _whole(self, name: str, places: Iterable[Place], load: Load, uses: Uses) -> Iterator[_Option]:
         for place in places:
@@ -254,59 +275,66 @@ class _Search:
                 yield _Option(self.question.prices.seconds(name, place, load.nbytes), 0, place, after)
 
     def _distinct(self, places: Sequence[Place], uses: Uses) -> Iterator[Place]:
-        """Of accelerators alike in room, use and links one is as good as another."""
+        """Of accelerators that are alike, and hold the same so far, one is as good as another."""
         seen: set[object] = set()
         for place in places:
-            alike = (place.residency, place.storage, self._kind(place.device, uses))
+            alike = (place.residency, place.storage, self._kinds[place.device], uses[place.device])
             if alike not in seen or len(places) == 1:
                 seen.add(alike)
                 yield place
 
-    def _kind(self, device: str, uses: Uses) -> object:
+    def _kind(self, device: str) -> object:
+        """What sets a device apart from others; equal for those that are alike."""
+        limits, prices = self.question.limits, self.question.prices
         if not is_accelerator(device):
             return device
-        return self.question.limits.budgets[device], uses[device], (*self._links[device],)
+        links = [prices.bandwidth(Place(device, Residency.PER_LEAF, storage)) for storage in (CPU, DISK)]
+        working = [load.working.get(device, 0) for load in self.question.loads.values()]
+        return limits.budgets[device], limits.offer(device), device in limits.unified, *links, *working
 
     def _split(self, name: str, state: _State, *, is_last: bool) -> Iterator[_Option]:
-        """Yield the ways to split a component, over all devices or, where another is split after it, over some."""
-        storages = dict.fromkeys(
-            place.storage for place in self.question.requests[name].places if place.residency is Residency.PER_LEAF
-        )
+        """Yield the ways to split a component, the best per first device or, where another is split after it, all."""
         rooms = self._rooms(name, state.uses)
         allowance = self.best[0][0] - state.seconds if self.best is not None else float("inf")
         for first in self._distinct([Place(device) for device in self.accelerators], state.uses):
-            others = [device for device in self.accelerators if device != first.device]
-            for subset in [others] if is_last else _subsets(others):
-                some = {device: rooms[device] for device in subset}
-                yield from self._staying(name, first.device, rooms[first.device], some, state.uses)
-                for storage in storages:
-                    brought = Place(first.device, Residency.PER_LEAF, storage)
-                    yield from self._streamed(name, brought, some, state.uses, allowance)
+            others = {device: room for device, room in rooms.items() if device != first.device}
+            ways = self._staying(name, first.device, rooms[first.device], others, state.uses)
+            staying = [*itertools.islice(ways, 1 if is_last else None)]
+            yield from staying
+            if not (staying and is_last):
+                yield from self._streamed(name, first.device, others, state.uses, allowance, is_last=is_last)
 
     def _staying(self, name: str, first: str, room: int, rooms: Mapping[str, int], uses: Uses) -> Iterator[_Option]:
-        """All blocks stay, over as few of the devices as will do, and evenly over these."""
+        """All blocks stay, evenly over sets of devices of which none could be left out; the smallest sets first."""
         blocks = self.blocks[name]
         if blocks.outside + blocks.total > room + sum(rooms.values()) or blocks.outside > room:
             return
-        runs = blocks.longest(room - blocks.outside, rooms)
-        if runs[-1][1] == blocks.count and len(runs) > 1:
-            over = [(first, room), *((device, rooms[device]) for device, _ in runs[1:])]
-            yield from self._option(name, _Cut(blocks.evenly(over), None), uses)
+        for runs in self._runs(blocks, room - blocks.outside, rooms):
+            if runs[-1][1] == blocks.count and len(runs) > 1:
+                over = [(first, room), *((device, rooms[device]) for device, _ in runs[1:])]
+                yield from self._option(name, _Cut(blocks.evenly(over), None), uses)
 
     def _streamed(
-        self, name: str, brought: Place, rooms: Mapping[str, int], uses: Uses, allowance: float
+        self, name: str, first: str, rooms: Mapping[str, int], uses: Uses, allowance: float, *, is_last: bool
     ) -> Iterator[_Option]:
-        """The first blocks stay, in runs over all of the devices, and the others are brought from where they rest."""
-        blocks, load = self.blocks[name], self.question.loads[name]
+        """The first blocks stay, in runs over all of a set of devices, and the others are brought."""
+        blocks, load, seconds = self.blocks[name], self.question.loads[name], self.question.prices.seconds
         parts = Load(nbytes=0, largest_leaf_bytes=blocks.leaf, group_bytes=0, stays=load.stays, working=load.working)
-        with_leaf = with_place(uses, replace(brought, storage=brought.device), parts)[brought.device]
-        room = self.question.limits.offer(brought.device) - with_leaf.need - blocks.outside
+        with_leaf = with_place(uses, Place(first, Residency.PER_LEAF, first), parts)[first]
+        room = self._offer(first, uses) - with_leaf.need - blocks.outside
         least = max(0, blocks.total - max(room, 0) - sum(rooms.values()))
-        if room < 0 or self.question.prices.seconds(name, brought, least) > allowance + _EPSILON:
+        storages = dict.fromkeys(
+            p.storage for p in self.question.requests[name].places if p.residency is Residency.PER_LEAF
+        )
+        ways = [Place(first, Residency.PER_LEAF, storage) for storage in storages]
+        ways = [brought for brought in ways if seconds(name, brought, least) <= allowance + _EPSILON]
+        if room < 0 or not ways:
             return
-        runs = blocks.longest(room, rooms)
-        if runs[-1][1] < blocks.count:  # else all stay: that is the other way, with more room
-            yield from self._option(name, _Cut(((brought.device, runs[0][1]), *runs[1:]), brought), uses)
+        sets = self._runs(blocks, room, rooms)
+        for runs in [max(sets, key=lambda runs: runs[-1][1])] if is_last else sets:
+            if runs[-1][1] < blocks.count:  # else all stay: that is the other way, with more room
+                for brought in ways:
+                    yield from self._option(name, _Cut(((first, runs[0][1]), *runs[1:]), brought), uses)
 
     def _option(self, name: str, cut: _Cut, uses: Uses) -> Iterator[_Option]:
         blocks, load, after = self.blocks[name], self.question.loads[name], dict(uses)
@@ -323,13 +351,26 @@ class _Search:
         if self.question.limits.hold(after, after):
             yield _Option(seconds, len(cut.ends) - 1, cut, after)
 
+    def _runs(self, blocks: _Blocks, first_room: int, rooms: Mapping[str, int]) -> Iterator[Ends]:
+        for runs in blocks.runs(first_room, rooms):
+            self._work_left -= 1
+            yield runs
+
     def _rooms(self, name: str, uses: Uses) -> Mapping[str, int]:
         """What the accelerators have left for parts of a component that stay."""
-        offer, working = self.question.limits.offer, self.question.loads[name].working
+        working = self.question.loads[name].working
         return {
-            device: max(0, offer(device) - uses[device].with_held(0, working.get(device, 0)).need)
+            device: max(0, self._offer(device, uses) - uses[device].with_held(0, working.get(device, 0)).need)
             for device in self.accelerators
         }
+
+    def _offer(self, device: str, uses: Uses) -> int:
+        """What weights may take of a device: where its memory is the host's, what that has left for it."""
+        limits = self.question.limits
+        if device not in limits.unified:
+            return limits.offer(device)
+        others = sum(uses[d].need + limits.reserve_of(d) for d in limits.unified if d != device and uses[d].peak)
+        return min(limits.offer(device), limits.budgets[CPU] - uses[CPU].need - others - limits.reserve_of(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +379,14 @@ class _Least:
 
     seconds: float
     may_stay: bool
+
+
+def _first_of_each_price(options: Iterable[_Option]) -> Iterator[_Option]:
+    last = None
+    for option in options:
+        if option.seconds != last:
+            yield option
+        last = option.seconds
 
 
 def _stays(place: Place) -> bool:
@@ -355,30 +404,30 @@ class _Blocks:
         self.total = self.sums[-1]
         self.outside = sum(module.own_bytes for module in layout.modules) - self.total
 
-    def longest(self, first_room: int, rooms: Mapping[str, int]) -> list[tuple[str, int]]:
-        """Return runs that together hold the most blocks from the start: device and where its run ends.
+    def runs(self, first_room: int, rooms: Mapping[str, int]) -> Iterator[Ends]:
+        """Yield the runs that hold the most blocks from the start over each set of devices, smaller sets first.
 
         The first run is on the component's own device, under the name ""; the order of the others is the best there
-        is, found over all sets of them, and of those the fewest that do. Of devices with equal room the first is used
-        first.
+        is. No run but the first is empty, and where all blocks have a place no more devices are tried. Of devices with
+        equal room the first is used first.
         """
-        best = [("", self._end(0, first_room))]
-        reach = {frozenset[str](): best}
-        for _ in rooms:
-            wider: dict[frozenset[str], list[tuple[str, int]]] = {}
-            for used, runs in reach.items():
-                for device in _first_of_equals(rooms, used):
-                    longer = [*runs, (device, self._end(runs[-1][1], rooms[device]))]
-                    known = wider.get(used | {device})
-                    if known is None or longer[-1][1] > known[-1][1]:
-                        wider[used | {device}] = longer
-            reach = wider
-            best = max([best, *reach.values()], key=lambda runs: runs[-1][1])
-            if best[-1][1] == self.count:
-                break
-        return best
+        sums, bits = self.sums, _bits(rooms)
+        level: dict[int, Ends] = {0: (("", self._end(0, first_room)),)}
+        while level:
+            yield from level.values()
+            wider: dict[int, Ends] = {}
+            for used, runs in level.items():
+                start = runs[-1][1]
+                for device, room, bit, before in bits if start < self.count else ():
+                    if used & (bit | before) != before:
+                        continue
+                    end = bisect.bisect_right(sums, sums[start] + room, start) - 1
+                    known = wider.get(used | bit)
+                    if end > start and (known is None or end > known[-1][1]):
+                        wider[used | bit] = (*runs, (device, end))
+            level = wider
 
-    def evenly(self, rooms: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    def evenly(self, rooms: Sequence[tuple[str, int]]) -> Ends:
         """Return runs over these devices, in order, that fill the smallest share of each; all blocks have room."""
         low, high, best = 0.0, 1.0, self._filled(rooms, 1.0)
         for _ in range(_HALVINGS):
@@ -398,7 +447,7 @@ class _Blocks:
             places |= dict.fromkeys(self.paths[start:], brought)
         return joined(self.layout, places, Place(first))
 
-    def _filled(self, rooms: Sequence[tuple[str, int]], share: float) -> tuple[tuple[str, int], ...]:
+    def _filled(self, rooms: Sequence[tuple[str, int]], share: float) -> Ends:
         runs, start, taken = list[tuple[str, int]](), 0, self.outside
         for device, room in rooms:
             start, taken = self._end(start, int(room * share) - taken), 0
@@ -410,15 +459,11 @@ class _Blocks:
         return max(start, bisect.bisect_right(self.sums, self.sums[start] + room) - 1)
 
 
-def _first_of_equals(rooms: Mapping[str, int], used: frozenset[str]) -> Iterable[str]:
-    """The devices that are not used yet, of those with equal room the first."""
-    by_room: dict[int, str] = {}
-    for device, room in rooms.items():
-        if device not in used:
-            by_room.setdefault(room, device)
-    return by_room.values()
-
-
-def _subsets(devices: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for size in range(len(devices) + 1):
-        yield from itertools.combinations(devices, size)
+def _bits(rooms: Mapping[str, int]) -> list[tuple[str, int, int, int]]:
+    """Each device and its room with a bit of its own, and that of the device before it which has as much room."""
+    last: dict[int, int] = {}
+    bits: list[tuple[str, int, int, int]] = []
+    for index, (device, room) in enumerate(rooms.items()):
+        bits.append((device, room, 1 << index, last.get(room, 0)))
+        last[room] = 1 << index
+    return bits
