@@ -9,6 +9,7 @@ module. Run it after a change of the configs or of what is packaged of them:
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,10 @@ def layouts_of(pipeline: CatalogPipeline) -> dict[str, Any]:
 
 
 def element_counts(hub_id: str, component: str, class_name: str) -> dict[str, int | list[int]]:
-    """Return how many elements each module holds itself, those that stay float32 apart where there are any."""
+    """Return how many elements each module holds itself, those that stay float32 apart where there are any.
+
+    What is not floating stays as it is too, and counts by its bytes: an int64 as two elements of float32.
+    """
     folder = config_folder(hub_id)
     assert folder is not None  # noqa: S101 - every pipeline of the catalogue has one
     module = build_on_meta(folder / component, "diffusers", class_name, "bfloat16")
@@ -53,9 +57,13 @@ def element_counts(hub_id: str, component: str, class_name: str) -> dict[str, in
     patterns = fp32_patterns(library="diffusers", dtype="bfloat16", keep=keep, keep_strict=())
     counts: dict[str, tuple[int, int]] = {}
     for name, tensor in module.state_dict().items():
-        path, kept = name.rpartition(".")[0], kept_in_fp32(name, patterns)
-        before = counts.get(path, (0, 0))
-        counts[path] = (before[0] + tensor.numel() * kept, before[1] + tensor.numel() * (not kept))
+        path, (kept, cast) = name.rpartition(".")[0], counts.get(name.rpartition(".")[0], (0, 0))
+        if not tensor.is_floating_point():
+            counts[path] = (kept + math.ceil(tensor.nbytes / 4), cast)
+        elif kept_in_fp32(name, patterns):
+            counts[path] = (kept + tensor.numel(), cast)
+        else:
+            counts[path] = (kept, cast + tensor.numel())
     return {path: [kept, cast] if kept else cast for path, (kept, cast) in counts.items()}
 
 

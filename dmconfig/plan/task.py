@@ -198,9 +198,8 @@ class Task:
         """Return what the devices of a spread component have left, in its order."""
         limits, working = self.limits, self.working(component)
         uses = uses_of(solution.choice, solution.loads, limits.budgets)
-        needs = {device: uses[device].with_held(0, working.get(device, 0)).need for device in uses}
         devices = self.spread_components[component].devices
-        return tuple(Room(device, max(0, limits.offer(device) - needs[device])) for device in devices)
+        return tuple(Room(device, limits.room(device, uses, working.get(device, 0))) for device in devices)
 
     def variation(self, **changes: object) -> Task:
         """Return the same task with other values of the spec."""

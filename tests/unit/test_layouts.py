@@ -26,20 +26,7 @@ QUICK = [  # one that keeps layers in float32, one of blocks in one list, one th
     "stable-diffusion-v1-5/stable-diffusion-v1-5",
 ]
 
-COUNTS_AN_INTEGER_AS_A_FLOAT = ("black-forest-labs/FLUX.2-dev", "black-forest-labs/FLUX.2-klein-4B")
-BY_A_FEW_BYTES = pytest.mark.xfail(
-    strict=True,
-    reason="bn.num_batches_tracked of the VAE is an int64 of 8 bytes at any dtype, and counts as one float",
-)
-
 Counts = dict[str, int | list[int]]
-
-
-def marked(*slow: pytest.MarkDecorator) -> Iterator[Any]:
-    """All pipelines, with these marks on those that are not quickly built."""
-    for hub_id in CANONICAL_IDS:
-        known = (BY_A_FEW_BYTES,) if hub_id in COUNTS_AN_INTEGER_AS_A_FLOAT else ()
-        yield pytest.param(hub_id, marks=(*known, *(() if hub_id in QUICK else slow)))
 
 
 def pipeline_of(hub_id: str) -> CatalogPipeline:
@@ -146,7 +133,7 @@ def test_packaged_layouts_are_of_every_diffusers_component(hub_id: str) -> None:
         assert entries[part.name]["can_split"] == (facts.no_split_modules is not None)
 
 
-@pytest.mark.parametrize("hub_id", [*marked()])
+@pytest.mark.parametrize("hub_id", CANONICAL_IDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_packaged_layout_sums_to_the_bytes_of_the_catalogue(hub_id: str, dtype: str) -> None:
     """All modules together are as large as the component is known to be at that dtype."""
@@ -202,7 +189,9 @@ def test_packaged_layout_of_an_alias_is_that_of_the_pipeline() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("hub_id", [*marked(pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "hub_id", [pytest.param(hub_id, marks=() if hub_id in QUICK else pytest.mark.slow) for hub_id in CANONICAL_IDS]
+)
 def test_packaged_layout_is_what_its_config_builds(hub_id: str) -> None:
     """Built on the meta device from its config, every module has the layout's bytes, in the class's order."""
     folder = config_folder(hub_id)
