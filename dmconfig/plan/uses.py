@@ -83,6 +83,7 @@ class Limits:
     reserve: int
     reserves: Mapping[str, int] = field(default_factory=dict)
     unified: tuple[str, ...] = ()
+    _offers: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def reserve_of(self, device: str) -> int:
         """Return the bytes kept free on a device, where it runs something."""
@@ -90,18 +91,21 @@ class Limits:
 
     def offer(self, device: str) -> int:
         """Return the bytes that weights may take of a device."""
-        return self.budgets[device] - self.reserve_of(device)
+        if device not in self._offers:  # asked thousands of times by a search
+            self._offers[device] = self.budgets[device] - self.reserve_of(device)
+        return self._offers[device]
 
     def room(self, device: str, uses: Uses, working: int = 0) -> int:
         """Return the bytes that a device has left for weights that stay and work with so many bytes beside them.
 
         Where its memory is the host's, that is no more than what the host has left.
         """
-        room = self.offer(device) - uses[device].with_held(0, working).need
-        if device in self.unified:
+        need = uses[device].with_held(0, working).need
+        room = self.offer(device) - need
+        if device in self.unified or (device == CPU and self.unified):
             others = sum(uses[d].need + self.reserve_of(d) for d in self.unified if d != device and uses[d].peak)
-            here = self.reserve_of(device) + uses[device].with_held(0, working).need
-            room = min(room, self.budgets[CPU] - uses[CPU].need - others - here)
+            host = 0 if device == CPU else uses[CPU].need + self.reserve_of(device)
+            room = min(room, self.budgets[CPU] - need - others - host)
         return max(0, room)
 
     def holds(self, device: str, use: Use) -> bool:

@@ -16,6 +16,7 @@ from dmconfig.catalog import CatalogComponent, CatalogPipeline, find_pipeline, k
 from dmconfig.configs import config_folder
 from dmconfig.facts import class_facts
 from dmconfig.layouts import file_name, fold, packaged_layout, unfold
+from tests.seeds import over_seeds
 
 DTYPES = ("float32", "float16", "bfloat16")
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -68,7 +69,7 @@ def random_counts(rng: random.Random, prefix: str = "", depth: int = 0) -> Itera
                 yield from ((f"{path}.{member}.{below}", count) for below, count in member_counts)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@over_seeds(range(300))
 def test_unfold_is_the_inverse_of_fold(seed: int) -> None:
     """Every module comes back with its count, in its place, also by way of a file."""
     counts = dict(random_counts(random.Random(seed)))  # noqa: S311 - toy numbers
