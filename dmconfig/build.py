@@ -50,8 +50,7 @@ def _write(resolved: Resolved, files: OffloadFolder, module: Any, assignment: As
     try:
         files.take(assignment.component, _resting_on_disk(module, assignment))
     except DispatchError as error:
-        located = (resolved.problem(each.code, each.path, each.what, fix=each.fix) for each in error.problems)
-        raise DispatchError(located) from error
+        raise DispatchError(resolved.located(error.problems)) from error
 
 
 def _resting_on_disk(module: Any, assignment: Assignment) -> Iterator[tuple[str, Any]]:

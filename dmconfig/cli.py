@@ -219,9 +219,9 @@ def rehearse(
         settings = Settings(height=height, width=width, frames=frames, steps=steps, batch=batch, full=full)
         rehearsal = run_through(script, planned, chosen, settings)
         if out is not None:
-            from dmconfig.picture import write_picture
+            from dmconfig.output import write_text
 
-            write_picture(rehearsal_page(rehearsal), out)
+            write_text(rehearsal_page(rehearsal), out)
         if format_ is Format.JSON:
             _print_json(rehearsal_data(rehearsal))
         else:
@@ -342,9 +342,9 @@ def _check_views(explain: str | None, all_: bool, out: Path | None) -> None:
 
     problems: list[Problem] = []
     if out is not None:
-        from dmconfig.picture import picture_problems
+        from dmconfig.output import file_problems
 
-        problems += picture_problems(out)
+        problems += file_problems(out, ".svg")
     flags = (("--explain", explain is not None), ("--all", all_), ("--out", out is not None))
     given = [flag for flag, is_given in flags if is_given]
     if len(given) > 1:
@@ -391,9 +391,10 @@ def _print_comparison(checked: Checked, machine: Inventory, format_: Format, *, 
 
 
 def _draw(planned: Plan, checked: Checked, out: Path) -> None:
-    from dmconfig.picture import plan_picture, write_picture
+    from dmconfig.output import write_text
+    from dmconfig.picture import plan_picture
 
-    write_picture(plan_picture(planned, checked.assembly.in_turn), out)
+    write_text(plan_picture(planned, checked.assembly.in_turn), out)
 
 
 def _machine(name: str | None, gpus: str | None, ram: str | None, disk: str | None) -> Inventory:
@@ -456,7 +457,7 @@ def _without_machine(arguments: list[str]) -> Iterator[str]:
 def _check_page(out: Path | None) -> None:
     """Raise when a page cannot be written there."""
     from dmconfig.errors import SpecError
-    from dmconfig.picture import file_problems
+    from dmconfig.output import file_problems
 
     if out is not None and (problems := [*file_problems(out, ".html")]):
         raise SpecError(problems)

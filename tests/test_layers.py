@@ -27,7 +27,7 @@ PLAN_SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
-    {"version", "paths", "units", "devices", "progress"},
+    {"version", "paths", "units", "devices", "files", "progress"},
     {"errors", "hints", "rates"},
     {"document", "weights", "facts", "virtual"},
     {"resolve", "footprint", "cards"},
