@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from pathlib import Path
@@ -10,16 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.hooks import remove_hook_from_submodules
 from diffusers import AutoencoderKL, DiffusionPipeline, EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
+from diffusers.hooks import HookRegistry, apply_group_offloading
 
 import dmconfig
 from dmconfig import DMConfigError
 from dmconfig.dispatch import dispatch, placement_of
 from dmconfig.dispatch.audit import audit
-from dmconfig.units import format_bytes
+from dmconfig.offload import OffloadFolder
+from dmconfig.units import KIB, MIB, format_bytes
 from tests.integration.test_placements import DIGITS, PIPELINE, PLACEMENTS, draw, load
 from tests.virtual_devices import MakeMachine
 
+PER_LEAF, GROUPS = ({"execution": "cuda:0", "offload": how} for how in ("sequential", "group"))
+PARTS = ("text_encoder", "unet", "vae")
+linux = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped from a file")
 MIXES = ["explicit", "cpu_offload_with_hook", "sequential_cpu_offload", "one of each kind"]
 
 
@@ -124,6 +131,62 @@ def test_placing_again_changes_only_what_differs(virtual_machine: MakeMachine, p
     assert np.array_equal(draw(pipe, 0), draw(plain, 0))
 
 
+def disk_plan() -> Any:
+    """The plan of a placement in which every component rests in files."""
+    return dmconfig.plan_from_yaml(DIGITS, {"reserve": 0, **PLACEMENTS["weights rest in their files"]})
+
+
+@linux
+def test_placing_again_from_devices_to_files_is_refused_with_the_way_out(
+    virtual_machine: MakeMachine, plain: Any
+) -> None:
+    """Weights that have been on devices are in no file: where nobody says where to write them, nothing changes."""
+    virtual_machine()
+    pipe = load({**PLACEMENTS["explicit"], "call": {"num_inference_steps": 2}})
+    before = dmconfig.report(pipe).data()
+
+    with pytest.raises(DMConfigError) as caught:
+        dispatch(pipe, disk_plan())
+
+    (problem,) = caught.value.problems
+    assert problem.what == "vae, text_encoder, unet: to rest on disk, without a file to rest in"
+    assert problem.fix == "load the pipeline anew with load_from_yaml, or give dispatch an OffloadFolder as files"
+    assert dmconfig.report(pipe).data() == before
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+@linux
+def test_placing_again_from_devices_to_a_folder_writes_there(
+    virtual_machine: MakeMachine, plain: Any, tmp_path: Path
+) -> None:
+    """Given a folder, the weights are written, mapped and used; they come back to memory, and the folder goes."""
+    ledger = virtual_machine().ledger
+    pipe = load({**PLACEMENTS["explicit"], "call": {"guidance_scale": 3.0}})
+
+    dispatch(pipe, disk_plan(), files=OffloadFolder(tmp_path, needed_bytes=4 * MIB))
+
+    assert {file.parent.name for file in tmp_path.rglob("*.safetensors")} == {"text_encoder", "unet", "vae"}
+    assert max(ledger.live_bytes(device) for device in ("cuda:0", "cuda:1")) <= 512  # position ids, in no file
+    assert dmconfig.report(pipe).problems == ()
+    assert placement_of(pipe).call == {"guidance_scale": 3.0}  # type: ignore[union-attr]
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    pipe.reset_device_map()
+    assert not [*tmp_path.iterdir()]
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+def test_placing_again_from_files_to_files_writes_nothing(virtual_machine: MakeMachine, plain: Any) -> None:
+    """What has stayed mapped from its own files goes on so, in another way of being brought."""
+    virtual_machine()
+    pipe = load(PLACEMENTS["weights rest in their files"])
+    other = {"device_map": {part: {"execution": "cuda:1", "offload": "model", "storage": "disk"} for part in PARTS}}
+
+    dispatch(pipe, dmconfig.plan_from_yaml(DIGITS, {"reserve": 0, **other}))
+
+    assert dmconfig.report(pipe).problems == ()
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
 @pytest.mark.parametrize("name", MIXES)
 def test_a_swapped_component_takes_the_others_place(name: str, virtual_machine: MakeMachine, plain: Any) -> None:
     """The new VAE is where the old one was, in use, and the old one is free."""
@@ -143,6 +206,65 @@ def test_a_swapped_component_takes_the_others_place(name: str, virtual_machine: 
     assert old() is None
     assert is_as_planned(pipe)
     assert np.array_equal(draw(pipe, 0), expected)
+
+
+@pytest.mark.parametrize("name", ["one device", "cpu_offload_with_hook", "what does not fit is brought whole"])
+def test_a_swap_needs_room_for_one(name: str, virtual_machine: MakeMachine, plain: Any) -> None:
+    """On devices with room for one denoiser the new one takes the old one's place; that is on the cpu, and works."""
+    ledger = virtual_machine(capacity_bytes=4600 * KIB).ledger  # all three take 3.5 MiB, two denoisers 6
+    pipe = load(PLACEMENTS[name])
+    before = [ledger.live_bytes(device) for device in ("cuda:0", "cuda:1")]
+    old, new = pipe.unet, type(plain.unet).from_config(plain.unet.config).eval()
+    new.load_state_dict(plain.unet.state_dict())
+    used = dmconfig.report(pipe).plan.devices
+
+    dmconfig.swap(pipe, "unet", new)
+
+    assert [ledger.live_bytes(device) for device in ("cuda:0", "cuda:1")] == before
+    assert {str(each.device) for each in (*old.parameters(), *old.buffers())} == {"cpu"}
+    assert dmconfig.report(pipe).plan.devices == used
+    assert is_as_planned(pipe)
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+def test_a_swap_for_which_a_device_has_no_room_is_undone(virtual_machine: MakeMachine, plain: Any) -> None:
+    """Somebody else has taken the memory that the plan counts on: the old denoiser is back, and draws."""
+    ledger = virtual_machine(capacity_bytes=6 * MIB).ledger
+    pipe = load(PLACEMENTS["one device"])
+    wide = {**plain.unet.config, "block_out_channels": (40, 80)}
+    old, new = pipe.unet, type(plain.unet).from_config(wide).eval()
+    assert 4 * MIB < sum(4 * each.numel() for each in new.parameters()) < 5 * MIB
+    others = torch.zeros(384 * KIB, device="cuda:0")  # 1.5 MiB
+    before = ledger.live_bytes("cuda:0"), dmconfig.report(pipe).data()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        dmconfig.swap(pipe, "unet", new)
+    gc.collect()
+
+    assert pipe.unet is old
+    assert (ledger.live_bytes("cuda:0"), dmconfig.report(pipe).data()) == before
+    assert {str(each.device) for each in new.parameters()} == {"cpu"}
+    del others
+    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+
+
+def test_what_goes_home_gives_its_memory_back(virtual_machine: MakeMachine) -> None:
+    """Nothing stays reserved for weights that have left: neither when the next component comes, nor after the call."""
+    ledger = virtual_machine().ledger
+    pipe = load(PLACEMENTS["cpu_offload_with_hook"])
+    reserved = []
+
+    with torch.no_grad():
+        for _ in range(2):
+            pipe.vae.decode(torch.zeros(1, 4, 1, 1))
+            reserved.append(ledger.reserved_bytes("cuda:0"))
+            pipe.unet(torch.zeros(1, 4, 8, 8), 1, torch.zeros(1, 16, 32))
+            reserved.append(ledger.reserved_bytes("cuda:0"))
+    pipe.maybe_free_model_hooks()
+
+    assert reserved[:2] == reserved[2:]
+    assert reserved[0] < reserved[1]
+    assert ledger.reserved_bytes("cuda:0") == 0
 
 
 def test_a_swap_that_cannot_be_changes_nothing(virtual_machine: MakeMachine, plain: Any) -> None:
@@ -302,6 +424,47 @@ def test_the_report_shows_asked_planned_and_applied(virtual_machine: MakeMachine
     assert {"torch", "diffusers", "dmconfig"} <= data["versions"].keys()
     assert "everything is as planned" in condition.text()
     assert f"applied  {format_bytes(planned['vae']['bytes'])} cpu; " in condition.text()
+
+
+def test_the_report_finds_hooks_and_components_that_were_exchanged(virtual_machine: MakeMachine, plain: Any) -> None:
+    """Hooks that others took off or put on, and a component put in by hand, are named."""
+    virtual_machine()
+    pipe = load(
+        {**PLACEMENTS["one of each kind"], "device_map": {"unet": PER_LEAF, "vae": GROUPS, "default": "cuda:0"}}
+    )
+    remove_hook_from_submodules(pipe.unet)
+    HookRegistry.check_if_exists_or_initialize(pipe.vae).remove_hook("group_offloading", recurse=True)
+    apply_group_offloading(pipe.text_encoder, torch.device("cuda:0"), offload_type="leaf_level")
+    old, pipe.vae = pipe.vae, copy.deepcopy(plain.vae)
+
+    said = [problem.what for problem in dmconfig.report(pipe).problems]
+
+    assert said == [
+        "the vae of the pipeline is not the one that was placed",
+        "vae is to be brought by the hooks of diffusers' group offloading, and has none",
+        "text_encoder was planned on cuda:0 and is on cpu",
+        "text_encoder has hooks of diffusers' group offloading, and was not planned with any",
+        "unet is to be brought by the hooks of accelerate, and has none",
+    ]
+    pipe.vae = old
+
+
+def test_a_derived_pipeline_with_fewer_components_has_a_report(virtual_machine: MakeMachine, plain: Any) -> None:
+    """The report is that of the placement, also where the pipeline asked for it lacks one of the components."""
+    virtual_machine()
+    pipe = load(PLACEMENTS["explicit"])
+    derived = dmconfig.derive(pipe, OnlyDecodes)
+
+    assert not hasattr(derived, "unet")
+    assert dmconfig.report(derived).data() == dmconfig.report(pipe).data()
+
+
+class OnlyDecodes(DiffusionPipeline):  # type: ignore[misc]
+    """A pipeline of one component."""
+
+    def __init__(self, vae: AutoencoderKL) -> None:
+        super().__init__()
+        self.register_modules(vae=vae)
 
 
 def test_the_report_finds_what_was_moved_behind_our_back(virtual_machine: MakeMachine) -> None:

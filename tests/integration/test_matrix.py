@@ -337,15 +337,21 @@ def resting_bytes(plan: Plan, modules: Mapping[str, torch.nn.Module], device: st
 
 
 def left_bytes(plan: Plan, modules: Mapping[str, torch.nn.Module], device: str) -> int:
-    """Return the bytes of buffers that components brought by layer leave on an accelerator: see ``PerLeaf``.
+    """Return the bytes of buffers that components brought by layer leave on an accelerator: see ``LayerHooks``.
 
-    All of their buffers, but those that the component itself owns. ``Footprint`` says that they come on top.
+    Those that are in no file, but what the component itself owns. ``Footprint`` says that they come on top.
     """
     return sum(
-        allocated_bytes(each for name, each in tensors.items() if "." in name and not is_parameter(each))
-        for _, place, tensors in places(plan, modules)
+        allocated_bytes(unstored_buffers(modules[assignment.component], tensors))
+        for assignment, place, tensors in places(plan, modules)
         if place.execution_device == device and place.residency is Residency.PER_LEAF
     )
+
+
+def unstored_buffers(module: torch.nn.Module, tensors: Tensors) -> Iterator[torch.Tensor]:
+    """Yield those of tensors that are buffers of layers and in no file."""
+    stored = module.state_dict().keys()
+    return (each for name, each in tensors.items() if "." in name and name not in stored and not is_parameter(each))
 
 
 def copied_bytes(plan: Plan, modules: Mapping[str, torch.nn.Module], device: str) -> int:

@@ -17,11 +17,14 @@ import diffusers
 import pytest
 import torch
 import transformers
+from diffusers.models.embeddings import AttentionPooling
 
 from dmconfig import load_from_yaml, plan_from_yaml, report
 from dmconfig.devices import DISK
 from dmconfig.dispatch import Placement
 from dmconfig.dispatch.audit import audit
+from dmconfig.dispatch.placement import DEFAULT_GROUPS
+from dmconfig.dispatch.weights import Grouped, PerLeaf, Weights
 from dmconfig.layout import Layout, lay_out, layout_of, nearest_ancestor
 from dmconfig.offload import OffloadFolder
 from dmconfig.plan import Assignment, Part, Plan, Residency
@@ -246,7 +249,7 @@ def placed(model: Any, assignment: Assignment) -> Placement:
 def check(name: str, saved: Saved, rooms: Sequence[Room], brought: Place | None, make_machine: MakeMachine) -> set[str]:
     """Check a model in these rooms, and return the places its parameters have: devices, and "a hook".
 
-    Beside what the map counts, a device holds the rounding of each tensor, and the buffers of what is brought.
+    Beside what the map counts, a device holds the rounding of each tensor, and buffers in no file of what is brought.
     """
     layout, expected = saved.layout(name), saved.expected(name)
     ledger = make_machine().ledger
@@ -295,11 +298,13 @@ def is_below(path: str, ancestor: str) -> bool:
 
 def rounding(model: Any, places: Mapping[str, Place], device: str) -> int:
     """The most that a device holds of weights beside the bytes in the map."""
-    extra = 0
+    extra, stored = 0, model.state_dict().keys()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         place = places[nearest_ancestor(name.rpartition(".")[0], places)]
-        is_buffer = not isinstance(tensor, torch.nn.Parameter)
-        if place.device == device and (place.residency is Residency.ALWAYS or is_buffer):
+        stays = place.residency is Residency.ALWAYS or (
+            name not in stored and not isinstance(tensor, torch.nn.Parameter)
+        )
+        if place.device == device and stays:
             extra += -tensor.numel() * tensor.element_size() % ALLOCATED_BYTES
             extra += tensor.numel() * tensor.element_size() * (place.residency is Residency.PER_LEAF)
     return extra + 2 * ALLOCATED_BYTES  # weight and bias of the layer that is brought
@@ -412,6 +417,55 @@ def test_weights_that_are_cast_are_brought_from_an_offload_folder(
 def size_of(layout: Layout) -> int:
     """The bytes of all modules."""
     return sum(module.own_bytes for module in layout.modules)
+
+
+# What reads the weights of a layer below it without calling that
+
+
+def _siglip() -> Any:
+    config = transformers.SiglipVisionConfig(
+        hidden_size=32, intermediate_size=37, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=8
+    )  # fmt: skip
+    return transformers.SiglipVisionModel(config)
+
+
+READERS: Mapping[str, tuple[Callable[[], Any], torch.Tensor]] = {
+    "the image encoder of FLUX Redux": (_siglip, _numbers(1, 3, 32, 32)),
+    "pooled text of DeepFloyd": (lambda: torch.nn.Sequential(AttentionPooling(4, 32)), _numbers(2, 5, 32)),
+}
+
+
+@pytest.mark.parametrize("way", ["by layer", "in groups"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_layer_that_reads_the_weights_of_another_finds_them(
+    name: str, way: str, virtual_machine: MakeMachine
+) -> None:
+    """The weights below it are there while it runs, and at home before and after."""
+    make, given = READERS[name]
+    torch.manual_seed(0)
+    model, device = make().eval(), torch.device("cuda:0")
+    with torch.no_grad():
+        expected = last_of(model(given))
+        ledger = virtual_machine().ledger
+        by_layer = way == "by layer"
+        weights: Weights = (
+            PerLeaf(model, device, frozenset()) if by_layer else Grouped(model, device, {**DEFAULT_GROUPS})
+        )
+        weights.attach()
+        for _ in range(2):
+            weights.bring()
+            assert same(last_of(model(given.to(device))), expected)
+            weights.rest()
+            assert {tensor.device.type for tensor in model.parameters()} == {"meta" if by_layer else "cpu"}
+    weights.detach()
+    assert same(last_of(model(given)), expected)
+    assert ledger.live_bytes("cuda:0") <= ALLOCATED_BYTES
+
+
+def last_of(result: Any) -> torch.Tensor:
+    """The last tensor that a model returns."""
+    last: torch.Tensor = result if isinstance(result, torch.Tensor) else result[-1]
+    return last
 
 
 # What cannot be split
