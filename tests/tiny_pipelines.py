@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
+import transformers
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLLTXVideo,
@@ -44,6 +46,11 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from diffusers.pipelines.stable_diffusion import StableDiffusionSafetyChecker
+from packaging.version import Version
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     CLIPConfig,
     CLIPImageProcessor,
@@ -109,6 +116,11 @@ def write_spec(kind: str, folder: Path) -> Path:
     file = folder / f"{kind}.yaml"
     file.write_text(f"version: 1\npipeline: {{source: ./{kind}}}\nreserve: 0\n", encoding="utf-8")
     return file
+
+
+def in_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Return the argument with which diffusers, as installed, loads in a dtype."""
+    return {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
 
 
 def kind_of(call: str) -> str:
@@ -217,10 +229,15 @@ def _clip_tokenizer(folder: Path) -> CLIPTokenizer:
     return tokenizer
 
 
-def _t5_tokenizer() -> T5Tokenizer:
+def _t5_tokenizer() -> Any:
     """A T5 tokenizer over the same characters, one token each."""
     vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((char, -3.0) for char in _CHARACTERS)]
-    return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=LENGTH)
+    if Version(transformers.__version__) >= Version("5"):
+        return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=LENGTH)
+    tokenizer = Tokenizer(Unigram(vocab, unk_id=2))  # what later releases make of the vocabulary themselves
+    tokenizer.pre_tokenizer = Metaspace()
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return transformers.T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0, model_max_length=LENGTH)
 
 
 def _name_as_published(index: Path) -> None:
@@ -252,15 +269,15 @@ def _clip_image_processor() -> CLIPImageProcessor:
     return CLIPImageProcessor(crop_size={"height": SIZE, "width": SIZE}, size={"shortest_edge": SIZE})
 
 
-def _t5(tokenizer: T5Tokenizer) -> T5EncoderModel:
+def _t5(tokenizer: Any) -> T5EncoderModel:
     return T5EncoderModel(T5Config(**_t5_config(tokenizer)))
 
 
-def _umt5(tokenizer: T5Tokenizer) -> UMT5EncoderModel:
+def _umt5(tokenizer: Any) -> UMT5EncoderModel:
     return UMT5EncoderModel(UMT5Config(**_t5_config(tokenizer)))
 
 
-def _t5_config(tokenizer: T5Tokenizer) -> dict[str, Any]:
+def _t5_config(tokenizer: Any) -> dict[str, Any]:
     return {
         "vocab_size": len(tokenizer), "d_model": WIDTH, "d_ff": 37, "d_kv": 8, "num_layers": 2, "num_heads": 4,
         "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,

@@ -22,6 +22,7 @@ from dmconfig.dispatch.audit import audit
 from dmconfig.offload import OffloadFolder
 from dmconfig.units import KIB, MIB, format_bytes
 from tests.integration.test_placements import DIGITS, PIPELINE, PLACEMENTS, draw, load
+from tests.tiny_pipelines import in_dtype
 from tests.virtual_devices import MakeMachine
 
 PER_LEAF, GROUPS = ({"execution": "cuda:0", "offload": how} for how in ("sequential", "group"))
@@ -338,7 +339,7 @@ def test_a_derived_pipeline_shares_the_components(name: str, virtual_machine: Ma
     assert derived.hf_device_map == pipe.hf_device_map
     assert derived._execution_device == pipe._execution_device
     picture = torch.linspace(0, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
-    half = DiffusionPipeline.from_pretrained(PIPELINE, dtype=torch.float16)
+    half = DiffusionPipeline.from_pretrained(PIPELINE, **in_dtype(torch.float16))
     reference = StableDiffusionImg2ImgPipeline(**half.components, requires_safety_checker=False)
     arguments = {"image": picture, "strength": 0.8, "steps": 5}
     assert np.array_equal(draw(derived, 0, **arguments), draw(reference, 0, **arguments), equal_nan=True)

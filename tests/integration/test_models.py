@@ -31,7 +31,7 @@ from dmconfig.plan import Assignment, Part, Plan, Residency
 from dmconfig.plan.requests import Place
 from dmconfig.plan.split import Room, part_loads, spread
 from tests.integration.test_matrix import weight_peaks
-from tests.tiny_pipelines import draw, write_spec
+from tests.tiny_pipelines import draw, in_dtype, write_spec
 from tests.virtual_devices import MakeMachine
 
 SHARES = (0.3, pytest.param(0.5, marks=pytest.mark.slow), 0.7, pytest.param(0.9, marks=pytest.mark.slow))
@@ -155,8 +155,10 @@ class Saved:
 
     def load(self, name: str, dtype: str = "float32") -> Any:
         """Return a model as its class loads it."""
-        library = diffusers if hasattr(diffusers, name) else transformers
-        return getattr(library, name).from_pretrained(self.folder(name), dtype=getattr(torch, dtype)).eval()
+        wanted: torch.dtype = getattr(torch, dtype)
+        if hasattr(diffusers, name):
+            return getattr(diffusers, name).from_pretrained(self.folder(name), **in_dtype(wanted)).eval()
+        return getattr(transformers, name).from_pretrained(self.folder(name), dtype=wanted).eval()
 
     def layout(self, name: str, dtype: str = "float32") -> Layout:
         """Return how a model is laid out, as its folder tells it."""

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from diffusers import DiffusionPipeline, FluxTransformer2DModel, ModelMixin, UNet2DConditionModel
+from packaging.version import Version
 
 import dmconfig
 from dmconfig import DMConfigError, load_from_yaml, report
@@ -102,6 +104,9 @@ def sevens(plain: Any, one_thread: None) -> list[np.ndarray]:
     return [draw_digit(plain, seed) for seed in SEEDS]
 
 
+IS_NEW = Version(transformers.__version__) >= Version("5")
+LAYER = f"{'' if IS_NEW else 'text_model.'}encoder.layers.0"
+"""A layer of the text encoder; transformers before 5 has them one level deeper."""
 DIGIT_PARTS: Mapping[str, Any] = {
     "unet": "cuda:0",
     "unet.mid_block": {"execution": "cuda:1", "offload": "sequential"},
@@ -111,7 +116,7 @@ DIGIT_PARTS: Mapping[str, Any] = {
     "vae.decoder.up_blocks.0": "cuda:0",
     "vae.encoder.down_blocks": "cuda:0",
     "text_encoder": "cuda:0",
-    "text_encoder.encoder.layers.0": "cuda:1",
+    f"text_encoder.{LAYER}": "cuda:1",
 }
 
 
@@ -277,6 +282,7 @@ def test_entries_other_than_forward_are_carried_through_the_parts(virtual_machin
     def entered(parts: Any, device: torch.device) -> list[torch.Tensor]:
         layer = next(m for m in parts.text_encoder.modules() if type(m).__name__ == "CLIPEncoderLayer")
         norm = next(m for path, m in parts.text_encoder.named_modules() if path.endswith("final_layer_norm"))
+        masks = (None,) * (1 if IS_NEW else 2)
         return [
             parts.vae.decode(latents.to(device)).sample,
             parts.vae.encode(picture.to(device)).latent_dist.mean,
@@ -285,8 +291,8 @@ def test_entries_other_than_forward_are_carried_through_the_parts(virtual_machin
                                  torch.ones(1, 4 * parts.unet.config.block_out_channels[0], device=device),
                                  encoder_hidden_states=words.to(device)),
             parts.unet.up_blocks[1].resnets[0].norm2(torch.ones(1, 32, 4, 4, device=device)),
-            layer(words.to(device), None)[0] if isinstance(layer(words.to(device), None), tuple)
-            else layer(words.to(device), None),
+            layer(words.to(device), *masks)[0] if isinstance(layer(words.to(device), *masks), tuple)
+            else layer(words.to(device), *masks),
             norm(words.to(device)),
         ]  # fmt: skip
 
