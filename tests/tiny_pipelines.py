@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ from transformers import (
 )
 
 SEED = 0
+SEEDS = (0, 1)  # of two generations
 SIZE = 32  # pixels, height and width of every picture
 WIDTH = 32  # of every text embedding
 LENGTH = 16  # tokens, of every prompt
@@ -131,6 +133,70 @@ def kind_of(call: str) -> str:
 def class_override(call: str) -> dict[str, Any]:
     """Return the override that names the pipeline class of a call, if it is not the one of the folder."""
     return {"pipeline.class": CLASSES[call]} if call in CLASSES else {}
+
+
+@dataclass(slots=True, eq=False)
+class Tiny:
+    """The tiny pipelines in a folder, and what plain runs of them give; each made when it is first asked for.
+
+    One is shared by all tests of a session (the fixture ``tiny``): what it hands out, but ``plain``, stays as it is.
+    """
+
+    folder: Path
+    _specs: dict[str, Path] = field(default_factory=dict)
+    _pictures: dict[tuple[str, frozenset[str]], list[np.ndarray]] = field(default_factory=dict)
+    _modules: dict[str, Mapping[str, torch.nn.Module]] = field(default_factory=dict)
+
+    def spec(self, call: str) -> Path:
+        """Return the spec file of a call's pipeline; the pipeline is in the folder of its name beside it."""
+        kind = kind_of(call)
+        if kind not in self._specs:
+            self._specs[kind] = write_spec(kind, self.folder)
+        return self._specs[kind]
+
+    def plain(self, call: str) -> Any:
+        """Return a call's pipeline as diffusers loads it, on the cpu: a new one each time."""
+        cls = getattr(diffusers, CLASSES[call]) if call in CLASSES else DiffusionPipeline
+        return cls.from_pretrained(self.spec(call).with_suffix(""))
+
+    def modules(self, call: str) -> Mapping[str, torch.nn.Module]:
+        """Return the components of a plain pipeline that have weights: what the bytes of a plan are held against."""
+        if call not in self._modules:
+            self._modules[call] = modules_in(self.plain(call))
+        return self._modules[call]
+
+    def pictures(self, call: str, *, staying: frozenset[str] = frozenset()) -> list[np.ndarray]:
+        """Return the pictures of a plain cpu run, one per seed, computed with one thread.
+
+        ``staying`` are components that the placement leaves on the cpu. The weights of all others are copied first,
+        as a move does.
+        """
+        key = (call, staying)
+        if key not in self._pictures:
+            pipe, threads = self.plain(call), torch.get_num_threads()
+            for name, module in modules_in(pipe).items():
+                if name not in staying:
+                    copy_weights(module)
+            torch.set_num_threads(1)
+            self._pictures[key] = [draw(pipe, call, seed) for seed in SEEDS]
+            torch.set_num_threads(threads)
+        return self._pictures[key]
+
+
+def modules_in(pipe: Any) -> dict[str, torch.nn.Module]:
+    """Return the components of a pipeline that have weights."""
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def copy_weights(module: torch.nn.Module) -> None:
+    """Copy the weights that are on the cpu, as a move does.
+
+    diffusers maps the file, at whatever address, and a product of a matrix with one vector gives other bits where the
+    matrix is not aligned to 16 bytes.
+    """
+    for parameter in module.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
 
 
 def _picture() -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ def plain() -> Any:
     return DiffusionPipeline.from_pretrained(PIPELINE)
 
 
+@pytest.fixture(scope="module")
+def seven(plain: Any, one_thread: None) -> np.ndarray:
+    """The picture of a plain cpu run."""
+    return draw(plain, 0)
+
+
 def is_as_planned(pipe: Any) -> bool:
     """Whether every weight is where the plan says."""
     placement = placement_of(pipe)
@@ -45,7 +52,9 @@ def is_as_planned(pipe: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_a_placed_pipeline_is_saved_whole(name: str, virtual_machine: MakeMachine, tmp_path: Path, plain: Any) -> None:
+def test_a_placed_pipeline_is_saved_whole(
+    name: str, virtual_machine: MakeMachine, tmp_path: Path, plain: Any, seven: np.ndarray
+) -> None:
     """Wherever weights rest, all of them are in the saved folder, and the placement goes on."""
     virtual_machine()
     pipe = load(PLACEMENTS[name])
@@ -53,7 +62,7 @@ def test_a_placed_pipeline_is_saved_whole(name: str, virtual_machine: MakeMachin
     pipe.save_pretrained(tmp_path)
 
     assert is_as_planned(pipe)
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
     saved = DiffusionPipeline.from_pretrained(tmp_path)
     for part in ("unet", "vae", "text_encoder"):
         expected = getattr(plain, part).state_dict()
@@ -61,7 +70,9 @@ def test_a_placed_pipeline_is_saved_whole(name: str, virtual_machine: MakeMachin
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_moving_the_whole_pipeline_undoes_the_placement(name: str, virtual_machine: MakeMachine, plain: Any) -> None:
+def test_moving_the_whole_pipeline_undoes_the_placement(
+    name: str, virtual_machine: MakeMachine, seven: np.ndarray
+) -> None:
     """``pipe.to(device)`` means it: afterwards everything is there, without hooks."""
     virtual_machine()
     pipe = load(PLACEMENTS[name])
@@ -71,7 +82,7 @@ def test_moving_the_whole_pipeline_undoes_the_placement(name: str, virtual_machi
 
     assert placement_of(pipe) is None
     assert {str(p.device) for part in (pipe.unet, pipe.vae, pipe.text_encoder) for p in part.parameters()} == {"cuda:1"}
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
@@ -79,13 +90,13 @@ def test_unloading_frees_every_device(name: str, virtual_machine: MakeMachine) -
     """After unloading, each device is at zero and no component is alive, also when a call has failed before."""
     machine = virtual_machine()
     pipe = load(PLACEMENTS[name])
-    draw(pipe, 0)
+    draw(pipe, 0, steps=1)
 
     def fail(*_: Any) -> dict[str, Any]:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        draw(pipe, 0, callback_on_step_end=fail)
+        draw(pipe, 0, steps=1, callback_on_step_end=fail)
     parts = [weakref.ref(part) for part in (pipe.unet, pipe.vae, pipe.text_encoder)]
 
     dmconfig.unload(pipe)
@@ -113,7 +124,7 @@ def test_loaded_frees_also_after_an_exception(virtual_machine: MakeMachine) -> N
     assert [machine.ledger.live_bytes(device) for device in ("cuda:0", "cuda:1")] == [0, 0]
 
 
-def test_placing_again_changes_only_what_differs(virtual_machine: MakeMachine, plain: Any) -> None:
+def test_placing_again_changes_only_what_differs(virtual_machine: MakeMachine, seven: np.ndarray) -> None:
     """Placing by the same plan is nothing; by another, the pipeline moves and draws the same."""
     machine = virtual_machine()
     pipe = load(PLACEMENTS["explicit"])
@@ -129,7 +140,7 @@ def test_placing_again_changes_only_what_differs(virtual_machine: MakeMachine, p
     dispatch(pipe, other)
     assert pipe.hf_device_map == other.device_map
     assert is_as_planned(pipe)
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
 def disk_plan() -> Any:
@@ -139,7 +150,7 @@ def disk_plan() -> Any:
 
 @linux
 def test_placing_again_from_devices_to_files_is_refused_with_the_way_out(
-    virtual_machine: MakeMachine, plain: Any
+    virtual_machine: MakeMachine, seven: np.ndarray
 ) -> None:
     """Weights that have been on devices are in no file: where nobody says where to write them, nothing changes."""
     virtual_machine()
@@ -153,12 +164,12 @@ def test_placing_again_from_devices_to_files_is_refused_with_the_way_out(
     assert problem.what == "vae, text_encoder, unet: to rest on disk, without a file to rest in"
     assert problem.fix == "load the pipeline anew with load_from_yaml, or give dispatch an OffloadFolder as files"
     assert dmconfig.report(pipe).data() == before
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
 @linux
 def test_placing_again_from_devices_to_a_folder_writes_there(
-    virtual_machine: MakeMachine, plain: Any, tmp_path: Path
+    virtual_machine: MakeMachine, seven: np.ndarray, tmp_path: Path
 ) -> None:
     """Given a folder, the weights are written, mapped and used; they come back to memory, and the folder goes."""
     ledger = virtual_machine().ledger
@@ -170,13 +181,13 @@ def test_placing_again_from_devices_to_a_folder_writes_there(
     assert max(ledger.live_bytes(device) for device in ("cuda:0", "cuda:1")) <= 512  # position ids, in no file
     assert dmconfig.report(pipe).problems == ()
     assert placement_of(pipe).call == {"guidance_scale": 3.0}  # type: ignore[union-attr]
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
     pipe.reset_device_map()
     assert not [*tmp_path.iterdir()]
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
-def test_placing_again_from_files_to_files_writes_nothing(virtual_machine: MakeMachine, plain: Any) -> None:
+def test_placing_again_from_files_to_files_writes_nothing(virtual_machine: MakeMachine, seven: np.ndarray) -> None:
     """What has stayed mapped from its own files goes on so, in another way of being brought."""
     virtual_machine()
     pipe = load(PLACEMENTS["weights rest in their files"])
@@ -185,7 +196,7 @@ def test_placing_again_from_files_to_files_writes_nothing(virtual_machine: MakeM
     dispatch(pipe, dmconfig.plan_from_yaml(DIGITS, {"reserve": 0, **other}))
 
     assert dmconfig.report(pipe).problems == ()
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
 @pytest.mark.parametrize("name", MIXES)
@@ -210,7 +221,7 @@ def test_a_swapped_component_takes_the_others_place(name: str, virtual_machine: 
 
 
 @pytest.mark.parametrize("name", ["one device", "cpu_offload_with_hook", "what does not fit is brought whole"])
-def test_a_swap_needs_room_for_one(name: str, virtual_machine: MakeMachine, plain: Any) -> None:
+def test_a_swap_needs_room_for_one(name: str, virtual_machine: MakeMachine, plain: Any, seven: np.ndarray) -> None:
     """On devices with room for one denoiser the new one takes the old one's place; that is on the cpu, and works."""
     ledger = virtual_machine(capacity_bytes=4600 * KIB).ledger  # all three take 3.5 MiB, two denoisers 6
     pipe = load(PLACEMENTS[name])
@@ -225,10 +236,12 @@ def test_a_swap_needs_room_for_one(name: str, virtual_machine: MakeMachine, plai
     assert {str(each.device) for each in (*old.parameters(), *old.buffers())} == {"cpu"}
     assert dmconfig.report(pipe).plan.devices == used
     assert is_as_planned(pipe)
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
-def test_a_swap_for_which_a_device_has_no_room_is_undone(virtual_machine: MakeMachine, plain: Any) -> None:
+def test_a_swap_for_which_a_device_has_no_room_is_undone(
+    virtual_machine: MakeMachine, plain: Any, seven: np.ndarray
+) -> None:
     """Somebody else has taken the memory that the plan counts on: the old denoiser is back, and draws."""
     ledger = virtual_machine(capacity_bytes=6 * MIB).ledger
     pipe = load(PLACEMENTS["one device"])
@@ -246,7 +259,7 @@ def test_a_swap_for_which_a_device_has_no_room_is_undone(virtual_machine: MakeMa
     assert (ledger.live_bytes("cuda:0"), dmconfig.report(pipe).data()) == before
     assert {str(each.device) for each in new.parameters()} == {"cpu"}
     del others
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
 def test_what_goes_home_gives_its_memory_back(virtual_machine: MakeMachine) -> None:
@@ -268,7 +281,7 @@ def test_what_goes_home_gives_its_memory_back(virtual_machine: MakeMachine) -> N
     assert ledger.reserved_bytes("cuda:0") == 0
 
 
-def test_a_swap_that_cannot_be_changes_nothing(virtual_machine: MakeMachine, plain: Any) -> None:
+def test_a_swap_that_cannot_be_changes_nothing(virtual_machine: MakeMachine, plain: Any, seven: np.ndarray) -> None:
     """A class that does not fit, a name that does not exist, a module too large: each is refused before anything."""
     virtual_machine()
     pipe = load({**PLACEMENTS["explicit"], "max_memory": {"cuda:0": "4MiB", "cuda:1": "1MiB"}})
@@ -282,10 +295,12 @@ def test_a_swap_that_cannot_be_changes_nothing(virtual_machine: MakeMachine, pla
         with pytest.raises(DMConfigError, match=said):
             dmconfig.swap(pipe, name, component)
         assert is_as_planned(pipe)
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
-def test_a_component_swapped_into_a_file_s_place_rests_on_the_cpu(virtual_machine: MakeMachine, plain: Any) -> None:
+def test_a_component_swapped_into_a_file_s_place_rests_on_the_cpu(
+    virtual_machine: MakeMachine, plain: Any, seven: np.ndarray
+) -> None:
     """A module that came in no file cannot rest on disk: plan, map and report say where it rests instead."""
     virtual_machine()
     pipe = load(PLACEMENTS["weights rest in their files"])
@@ -297,10 +312,12 @@ def test_a_component_swapped_into_a_file_s_place_rests_on_the_cpu(virtual_machin
 
     assert pipe.hf_device_map == {"unet": "cpu", "vae": "disk", "text_encoder": "disk"}
     assert dmconfig.report(pipe).problems == ()
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
-def test_a_component_too_large_for_where_it_runs_is_not_swapped_in(virtual_machine: MakeMachine, plain: Any) -> None:
+def test_a_component_too_large_for_where_it_runs_is_not_swapped_in(
+    virtual_machine: MakeMachine, plain: Any, seven: np.ndarray
+) -> None:
     """A component that rests on the cpu has to fit the device that it is brought to as well."""
     virtual_machine()
     limits = {"max_memory": {"cuda:0": "3200KiB"}}  # the unet's 3097 KiB and a little
@@ -310,7 +327,7 @@ def test_a_component_too_large_for_where_it_runs_is_not_swapped_in(virtual_machi
     with pytest.raises(DMConfigError, match=r"with the new unet, cuda:0 needs .* it offers 3\.1 MiB"):
         dmconfig.swap(pipe, "unet", type(plain.unet).from_config(wide))
 
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
 def test_a_component_without_weights_is_just_swapped(virtual_machine: MakeMachine) -> None:
@@ -324,8 +341,23 @@ def test_a_component_without_weights_is_just_swapped(virtual_machine: MakeMachin
     assert draw(pipe, 0).shape == (1, 32, 32, 3)
 
 
+ON_A_PICTURE: Mapping[str, Any] = {
+    "image": torch.linspace(0, 1, 3 * 32 * 32).reshape(1, 3, 32, 32), "strength": 0.8, "steps": 5,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def halves(one_thread: None) -> list[np.ndarray]:
+    """What plain pipelines in half precision make of a picture, and of nothing but the prompt."""
+    half = DiffusionPipeline.from_pretrained(PIPELINE, **in_dtype(torch.float16))
+    on_a_picture = StableDiffusionImg2ImgPipeline(**half.components, requires_safety_checker=False)
+    return [draw(on_a_picture, 0, **ON_A_PICTURE), draw(half, 0)]
+
+
 @pytest.mark.parametrize("name", MIXES)
-def test_a_derived_pipeline_shares_the_components(name: str, virtual_machine: MakeMachine, plain: Any) -> None:
+def test_a_derived_pipeline_shares_the_components(
+    name: str, virtual_machine: MakeMachine, halves: list[np.ndarray]
+) -> None:
     """Image-to-image on the same parts: none is copied, cast or moved, and both pipelines draw what they should."""
     machine = virtual_machine()
     pipe = load({**PLACEMENTS[name], "pipeline.dtype": "float16"})
@@ -338,12 +370,8 @@ def test_a_derived_pipeline_shares_the_components(name: str, virtual_machine: Ma
     assert derived.unet is pipe.unet
     assert derived.hf_device_map == pipe.hf_device_map
     assert derived._execution_device == pipe._execution_device
-    picture = torch.linspace(0, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
-    half = DiffusionPipeline.from_pretrained(PIPELINE, **in_dtype(torch.float16))
-    reference = StableDiffusionImg2ImgPipeline(**half.components, requires_safety_checker=False)
-    arguments = {"image": picture, "strength": 0.8, "steps": 5}
-    assert np.array_equal(draw(derived, 0, **arguments), draw(reference, 0, **arguments), equal_nan=True)
-    assert np.array_equal(draw(pipe, 0), draw(half, 0), equal_nan=True)
+    assert np.array_equal(draw(derived, 0, **ON_A_PICTURE), halves[0], equal_nan=True)
+    assert np.array_equal(draw(pipe, 0), halves[1], equal_nan=True)
     assert is_as_planned(pipe)
 
 
@@ -361,29 +389,35 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def seven_with_lora(lora: Path, one_thread: None) -> np.ndarray:
+    """The picture of a plain cpu run with that LoRA."""
+    pipe = DiffusionPipeline.from_pretrained(PIPELINE)
+    pipe.load_lora_weights(lora)
+    return draw(pipe, 0)
+
+
 @pytest.mark.parametrize("name", [*MIXES, "group_offload"])
 def test_a_lora_is_loaded_and_taken_off_through_diffusers_own_methods(
-    name: str, virtual_machine: MakeMachine, lora: Path, plain: Any
+    name: str, virtual_machine: MakeMachine, lora: Path, seven: np.ndarray, seven_with_lora: np.ndarray
 ) -> None:
     """With the LoRA the picture is that of a plain pipeline with it, without it again that of a plain one."""
     virtual_machine()
     pipe = load(PLACEMENTS[name])
-    reference = DiffusionPipeline.from_pretrained(PIPELINE)
-    reference.load_lora_weights(lora)
 
     pipe.load_lora_weights(lora)
     assert is_as_planned(pipe)
-    assert np.array_equal(draw(pipe, 0), draw(reference, 0))
-    assert not np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven_with_lora)
+    assert not np.array_equal(seven_with_lora, seven)
 
     pipe.unload_lora_weights()
     assert is_as_planned(pipe)
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
 @pytest.mark.parametrize("name", [*MIXES, "group_offload"])
 def test_an_extra_that_cannot_be_loaded_leaves_everything_as_it_was(
-    name: str, virtual_machine: MakeMachine, lora: Path, plain: Any, tmp_path: Path
+    name: str, virtual_machine: MakeMachine, lora: Path, seven: np.ndarray, tmp_path: Path
 ) -> None:
     """A LoRA of which the text encoder's part is damaged: the denoiser's part is taken off again."""
     from safetensors.torch import load_file, save_file
@@ -400,7 +434,7 @@ def test_an_extra_that_cannot_be_loaded_leaves_everything_as_it_was(
 
     assert not any(pipe.get_list_adapters().values())
     assert is_as_planned(pipe)
-    assert np.array_equal(draw(pipe, 0), draw(plain, 0))
+    assert np.array_equal(draw(pipe, 0), seven)
 
 
 def test_the_report_shows_asked_planned_and_applied(virtual_machine: MakeMachine) -> None:

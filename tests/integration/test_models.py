@@ -31,7 +31,7 @@ from dmconfig.plan import Assignment, Part, Plan, Residency
 from dmconfig.plan.requests import Place
 from dmconfig.plan.split import Room, part_loads, spread
 from tests.integration.test_matrix import weight_peaks
-from tests.tiny_pipelines import draw, in_dtype, write_spec
+from tests.tiny_pipelines import Tiny, draw, in_dtype
 from tests.virtual_devices import MakeMachine
 
 SHARES = (0.3, pytest.param(0.5, marks=pytest.mark.slow), 0.7, pytest.param(0.9, marks=pytest.mark.slow))
@@ -486,9 +486,9 @@ def test_a_model_whose_class_says_nothing_goes_whole(saved: Saved) -> None:
     assert spread(layout, [Room("cuda:0", size - 1), Room("cuda:1", size - 1)], None) is None
 
 
-def test_a_pipeline_s_plan_tells_what_could_not_be_split(tmp_path: Path, virtual_machine: MakeMachine) -> None:
+def test_a_pipeline_s_plan_tells_what_could_not_be_split(tiny: Tiny, virtual_machine: MakeMachine) -> None:
     """LTX's transformer does not say which of its modules stay whole: it is placed whole, and the plan notes it."""
-    spec = write_spec("ltx", tmp_path)
+    spec = tiny.spec("ltx")
     overrides = {"device_map": {"transformer": {"execution": ["cuda:0", "cuda:1"]}, "default": "cuda:1"}}
     virtual_machine()
 
