@@ -75,12 +75,11 @@ def report(pipe: Any) -> Condition:
         what = f"{type(pipe).__name__} is not placed by dmconfig"
         raise DispatchError([Problem(code=Code.PLACEMENT_DIFFERS, what=what, fix="load it with load_from_yaml")])
     applied = (_applied(placed) for placed in placement.components.values())
-    source = placement.pipes[0]  # a derived pipeline need not have every component
     return Condition(
         asked=placement.asked,
         plan=placement.plan,
         applied=tuple(applied),
-        problems=(*_exchanged(pipe, placement), *audit(source, placement.plan)),
+        problems=(*_exchanged(pipe, placement), *audit(placement.modules, placement.plan)),
         versions=dict(_versions()),
     )
 

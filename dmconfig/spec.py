@@ -151,6 +151,16 @@ class ComponentSpec(Model):
     )
 
 
+class SharingSpec(Model):
+    """One more pipeline on the same components: each of them has one home, whichever pipelines it takes part in."""
+
+    class_name: str = Field(alias="class", description="Pipeline class of diffusers.")
+    call: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Defaults for its call, on top of those of the top-level `call` that its class takes.",
+    )
+
+
 class GroupOffloadSpec(Model):
     """How group offload cuts components: the options of diffusers' ``apply_group_offloading``, by the same names."""
 
@@ -215,6 +225,11 @@ class Spec(Model):
         default_factory=dict,
         description="Components that differ from the source's own, by name; null leaves an optional one out.",
     )
+    pipelines: dict[str, SharingSpec] = Field(
+        default_factory=dict,
+        description="More pipelines on the same components, by a name of your own. What a class needs beyond the "
+        "pipeline's components, such as a controlnet, stands under components.",
+    )
     device_map: DeviceMap = Field(
         "balanced",
         description="A strategy, one device, or a mapping from component, or module path below one "
@@ -258,7 +273,9 @@ class Spec(Model):
     )
     call: dict[str, Any] = Field(
         default_factory=dict,
-        description="Defaults for the pipeline's call, by parameter name; `seed` makes the generator.",
+        description="Defaults for the pipeline's call, by parameter name. Pictures and masks by path, relative to this "
+        "file; films as an animated picture, a folder of frames or a list of them; `seed` makes the generator, as a "
+        "list one for each picture.",
     )
 
     def reserve_of(self, component: str, device: str) -> int:
@@ -397,6 +414,8 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return ComponentSpec
         case ("group_offload", *_):
             return GroupOffloadSpec
+        case ("pipelines", *_):
+            return SharingSpec
         case _:
             return PlacementSpec
 

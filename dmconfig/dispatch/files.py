@@ -6,8 +6,10 @@ more, and what was cast is in the folder of the placement before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
 
 from dmconfig.devices import DISK
 from dmconfig.dispatch.audit import count_in_memory, modules_of
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from dmconfig.dispatch.placement import Placement
 
 
-def without_files(pipe: Any, plan: Plan, former: Placement | None) -> tuple[Assignment, ...]:
+def without_files(
+    modules: Mapping[str, torch.nn.Module], plan: Plan, former: Placement | None
+) -> tuple[Assignment, ...]:
     """Return the components of a plan of which something is to rest on disk, and is in no file that stays."""
     folder = former.files if former is not None else None
     return tuple(
@@ -27,7 +31,7 @@ def without_files(pipe: Any, plan: Plan, former: Placement | None) -> tuple[Assi
         for assignment in plan.assignments
         if (folder is not None and folder.has(assignment.component) and assignment.bytes_on_disk)
         or any(
-            count_in_memory(modules_of(getattr(pipe, assignment.component), assignment, each))
+            count_in_memory(modules_of(modules[assignment.component], assignment, each))
             for each in assignment.parts or (assignment,)
             if each.storage_device == DISK
         )
@@ -48,14 +52,13 @@ def folder_for(
     return former.files.beside(sum(assignment.bytes_on_disk for assignment in lacking))
 
 
-def write(pipe: Any, lacking: Sequence[Assignment], files: OffloadFolder) -> None:
+def write(modules: Mapping[str, torch.nn.Module], lacking: Sequence[Assignment], files: OffloadFolder) -> None:
     """Write components that are on the cpu to files, and map them from there.
 
     Raises: DispatchError: writing fails.
     """
     for assignment in lacking:
-        module = getattr(pipe, assignment.component)
-        files.take(assignment.component, resting_on_disk(module, assignment))
+        files.take(assignment.component, resting_on_disk(modules[assignment.component], assignment))
 
 
 def _no_folder(lacking: Sequence[Assignment]) -> Problem:

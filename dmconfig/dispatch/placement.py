@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from dmconfig.offload import OffloadFolder
 from dmconfig.plan import Assignment, Plan, Residency
 from dmconfig.progress import NoProgress, Progress
 
-SEED = "seed"
 DEFAULT_GROUPS: Mapping[str, Any] = {"offload_type": "leaf_level", "num_blocks_per_group": 1}
 
 
@@ -56,10 +55,8 @@ class Placement:
     it fails.
     """
 
-    def __init__(
-        self, plan: Plan, *, call: Mapping[str, Any], in_turn: tuple[str, ...], group_options: Mapping[str, Any]
-    ) -> None:
-        self.plan, self.call, self.in_turn, self.group_options = plan, call, in_turn, group_options
+    def __init__(self, plan: Plan, *, in_turn: tuple[str, ...], group_options: Mapping[str, Any]) -> None:
+        self.plan, self.in_turn, self.group_options = plan, in_turn, group_options
         self.asked: Mapping[str, Any] = {}
         self.files: OffloadFolder | None = None
         self.home = torch.device(plan.execution_device)
@@ -67,6 +64,11 @@ class Placement:
         self.components: dict[str, PlacedComponent] = {}
         self.is_suspended = False
         self._turns: dict[str, Turns] = {}
+
+    @property
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """The components by name."""
+        return {name: placed.module for name, placed in self.components.items()}
 
     def place(self, module: torch.nn.Module, assignment: Assignment) -> None:
         """Place one component, in the stead of the one of that name if there is one."""
@@ -134,23 +136,17 @@ class Placement:
             self.plan, assignments=tuple(assignment if a.component == name else a for a in self.plan.assignments)
         )
 
-    def adopt(self, pipe: Any) -> None:
-        """Answer for a pipeline made of these components, and for the pipelines it is itself made of."""
+    def adopt(self, pipe: Any, call: Mapping[str, Any]) -> None:
+        """Answer for a pipeline made of these components, and for the pipelines it is itself made of.
+
+        ``call`` are defaults of its call.
+        """
         for each in with_inner_pipelines(pipe):
             each.__class__ = placed_class(each.__class__)
             each._placement = self
+            each._call = call if each is pipe else {}
             each.hf_device_map = dict(self.plan.device_map)
             self.pipes.append(each)
-
-    def call_defaults(self) -> dict[str, Any]:
-        """Return the call's defaults of the file; a seed becomes a new generator each time, on the cpu.
-
-        A cpu generator gives the same picture wherever the denoiser runs.
-        """
-        defaults = {name: value for name, value in self.call.items() if name != SEED}
-        if SEED in self.call:
-            defaults["generator"] = torch.Generator("cpu").manual_seed(self.call[SEED])
-        return defaults
 
     def _prepare(self, module: torch.nn.Module, assignment: Assignment) -> PlacedComponent:
         device = torch.device(assignment.execution_device)
@@ -189,6 +185,7 @@ def dispatch(
     plan: Plan,
     *,
     call: Mapping[str, Any] | None = None,
+    sharing: Iterable[tuple[Any, Mapping[str, Any]]] = (),
     in_turn: tuple[str, ...] = (),
     group_options: Mapping[str, Any] | None = None,
     asked: Mapping[str, Any] | None = None,
@@ -203,9 +200,11 @@ def dispatch(
     is to rest on disk and is in no file written to where the former placement has written, or to ``files``.
 
     Args:
-        pipe: with every component of the plan loaded.
+        pipe: with every component of the plan loaded, but those that only ``sharing`` has.
         plan: where each goes.
-        call: defaults of the pipeline's call.
+        call: defaults of the pipeline's call, as ``inputs.call_with_files`` returns them; None: as before, or none.
+        sharing: more pipelines on the same components, each with the defaults of its call; those that share them
+            already go on doing so.
         in_turn: the components that use an accelerator one after the other; empty: as before, or all of them.
         group_options: of diffusers' ``apply_group_offloading``, for components brought in groups.
         asked: what the file says of places and dtypes, for reports.
@@ -221,20 +220,22 @@ def dispatch(
         if former.plan == plan:
             return pipe
         former.rest()
-    lacking = without_files(pipe, plan, former) if is_mapped else ()
+    pipes = {**_pipes_of(pipe, former, call), **dict(sharing)}
+    modules = {assignment.component: _module(assignment.component, pipes) for assignment in plan.assignments}
+    lacking = without_files(modules, plan, former) if is_mapped else ()
     files = folder_for(lacking, files, former)
-    placement = _new_placement(plan, former, call, in_turn, group_options)
+    placement = _new_placement(plan, former, in_turn, group_options)
     placement.asked, placement.files = asked or {}, files
     if former is not None:
         former.release()
     track = (progress or NoProgress()).track
     try:
-        _refuse_empty(pipe, plan)
+        _refuse_empty(modules)
         if files is not None:
-            write(pipe, lacking, files)
+            write(modules, lacking, files)
         for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):
-            placement.place(getattr(pipe, assignment.component), assignment)
-        problems = [*audit(pipe, plan, is_mapped=is_mapped)]
+            placement.place(modules[assignment.component], assignment)
+        problems = [*audit(modules, plan, is_mapped=is_mapped)]
         if problems:
             raise DispatchError(problems)
     except (RuntimeError, ValueError) as error:  # torch and accelerate say so when a device cannot hold or take it
@@ -245,33 +246,37 @@ def dispatch(
     except BaseException:
         placement.release()
         raise
-    placement.adopt(pipe)
+    for each, defaults in pipes.items():
+        if each not in placement.pipes:  # an inner pipeline comes with the one that it is in
+            placement.adopt(each, defaults)
     return pipe
 
 
 def _new_placement(
-    plan: Plan,
-    former: Placement | None,
-    call: Mapping[str, Any] | None,
-    in_turn: tuple[str, ...],
-    group_options: Mapping[str, Any] | None,
+    plan: Plan, former: Placement | None, in_turn: tuple[str, ...], group_options: Mapping[str, Any] | None
 ) -> Placement:
     """A placement with what is given, else what the one before had, else what holds for any."""
-    return Placement(
-        plan,
-        call=call if call is not None else former.call if former else {},
-        in_turn=in_turn or (former.in_turn if former else tuple(a.component for a in plan.assignments)),
-        group_options=group_options
-        if group_options is not None
-        else former.group_options
-        if former
-        else DEFAULT_GROUPS,
-    )
+    before = (former.in_turn, former.group_options) if former else (tuple(plan.device_map), DEFAULT_GROUPS)
+    options = before[1] if group_options is None else group_options
+    return Placement(plan, in_turn=in_turn or before[0], group_options=options)
 
 
-def _refuse_empty(pipe: Any, plan: Plan) -> None:
+def _pipes_of(pipe: Any, former: Placement | None, call: Mapping[str, Any] | None) -> dict[Any, Mapping[str, Any]]:
+    """A pipeline and those that share its components, with the defaults of their calls."""
+    before = {each: each._call for each in former.pipes} if former is not None else {}
+    own = before.pop(pipe, {})
+    return {pipe: own if call is None else call, **before}
+
+
+def _module(name: str, pipes: Iterable[Any]) -> torch.nn.Module:
+    """The component of a name, of the first pipeline that has it."""
+    module: torch.nn.Module = next(getattr(pipe, name) for pipe in pipes if getattr(pipe, name, None) is not None)
+    return module
+
+
+def _refuse_empty(modules: Mapping[str, torch.nn.Module]) -> None:
     """Refuse components without data: they were never loaded, or somebody else's hooks hold their weights."""
-    empty = [a.component for a in plan.assignments if has_empty_tensors(getattr(pipe, a.component))]
+    empty = [name for name, module in modules.items() if has_empty_tensors(module)]
     if empty:
         what = f"{', '.join(empty)}: there are tensors on meta, so the weights were never loaded, or are offloaded"
         fix = "load the component with its weights, and remove others' offload hooks from it"
