@@ -27,10 +27,12 @@ PLAN_SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
-    {"version", "paths", "units", "devices", "progress"},
+    {"version", "paths", "units", "devices", "progress", "secrets"},
     {"errors", "hints", "rates"},
-    {"document", "weights", "facts", "virtual"},
-    {"resolve", "footprint", "cards"},
+    {"document", "interpolation", "weights", "facts", "virtual"},
+    {"merging", "footprint", "cards"},
+    {"layers"},
+    {"resolve"},
     {"validation", "gguf"},
     {"catalog", "spec", "inventory", "transfers", "layout", "offload"},
     {"source", "machine", "configs", "layouts"},
