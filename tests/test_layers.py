@@ -34,7 +34,7 @@ LAYERS = (
     {"layers"},
     {"resolve"},
     {"validation", "gguf"},
-    {"catalog", "spec", "inventory", "transfers", "layout", "offload"},
+    {"catalog", "spec", "inventory", "transfers", "layout", "offload", "inputs"},
     {"source", "machine", "configs", "layouts"},
     {"assembly"},
     {"measure"},
