@@ -25,10 +25,13 @@ PROFILE_VARIABLE = "DMCONFIG_PROFILE"
 """The variable of the environment that chooses the profile where nothing else does."""
 
 MAX_FILES = 64
+Files = str | Path | Iterable[str | Path]
+"""One file, or several."""
+
 _OF_THE_FILE = (VERSION, *FILE_KEYS)
 
 
-def read_files(file: str | Path, overlays: str | Path | Iterable[str | Path] = ()) -> list[Document]:
+def read_files(file: str | Path, overlays: Files = ()) -> list[Document]:
     """Return the documents in the file of a spec and in the overlays over it; one overlay need not be in a list.
 
     Raises: DocumentError: with the problems of all of them.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.check import check, check_weights
-from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
+from dmconfig.errors import Code, DispatchError, DMConfigError, Problem, SpecError, nearest
 from dmconfig.inputs import call_with_files
 from dmconfig.inventory import Inventory, probe_machine
-from dmconfig.layers import read_files
+from dmconfig.layers import Files, profiles_of, read_files
 from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
 from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
 from dmconfig.plan.task import Task
@@ -41,7 +41,7 @@ def resolve_file(
     file: str | Path,
     overrides: Iterable[Override] = (),
     *,
-    overlays: Iterable[str | Path] = (),
+    overlays: Files = (),
     profile: str | None = None,
 ) -> Resolved:
     """Return what file says, with all that it extends, a profile, overlays and overrides, each over those before it.
@@ -56,7 +56,7 @@ def check_file(
     file: str | Path,
     overrides: Iterable[Override] = (),
     *,
-    overlays: Iterable[str | Path] = (),
+    overlays: Files = (),
     profile: str | None = None,
     ask_hub: bool = False,
 ) -> Checked:
@@ -79,6 +79,28 @@ def check_file(
 
         fetch_indexes(resolved, spec)
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
+
+
+def check_profiles(file: str | Path, overrides: Iterable[Override] = (), *, overlays: Files = ()) -> None:
+    """Check the shape of a spec with each of its profiles: what can be known on a machine that they are not for.
+
+    A profile with variables that are not set here is checked where they are.
+
+    Raises: SpecError: what is wrong with any of them, each problem once, with the name of the profile.
+    """
+    document, *over = read_files(file, overlays)
+    claims = tuple(overrides)
+    problems: dict[Problem, str] = {}
+    for profile in profiles_of(document, over):
+        try:
+            validate_spec(resolve(document, claims, overlays=over, profile=profile))
+        except DMConfigError as error:
+            for problem in error.problems:
+                if problem.code is not Code.UNSET_VARIABLE:
+                    problems.setdefault(problem, profile)
+    if problems:
+        told = (replace(problem, what=f"with profile {name}: {problem.what}") for problem, name in problems.items())
+        raise SpecError(told)
 
 
 def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -> Plan:
@@ -162,7 +184,7 @@ def plan_from_yaml(
     file: str | Path,
     overrides: Mapping[str, Any] | None = None,
     *,
-    overlays: Iterable[str | Path] = (),
+    overlays: Files = (),
     profile: str | None = None,
     inventory: Inventory | None = None,
 ) -> Plan:
@@ -178,7 +200,7 @@ def load_from_yaml(
     file: str | Path,
     overrides: Mapping[str, Any] | None = None,
     *,
-    overlays: Iterable[str | Path] = (),
+    overlays: Files = (),
     profile: str | None = None,
     progress: Progress | None = None,
 ) -> DiffusionPipeline:
@@ -211,7 +233,7 @@ def loaded(
     file: str | Path,
     overrides: Mapping[str, Any] | None = None,
     *,
-    overlays: Iterable[str | Path] = (),
+    overlays: Files = (),
     profile: str | None = None,
     progress: Progress | None = None,
 ) -> Iterator[DiffusionPipeline]:

@@ -176,8 +176,8 @@ class _Merger:
     def _mapping(self, path: ConfigPath, claims: Sequence[_Claim]) -> Node:
         names = dict.fromkeys(name for claim in claims for name in claim.node.value)
         value = {name: self.settled((*path, name), _below(claims, name)) for name in names}
-        said = [claim.node for claim in claims if claim.node.mode is not Mode.INTO] or [claims[0].node]
-        return Node(value=value, origin=said[-1].origin, key=said[-1].key)
+        said = _speaker(claims).node
+        return Node(value=value, origin=said.origin, key=said.key)
 
     def _list(self, path: ConfigPath, claims: Sequence[_Claim]) -> Node:
         self.problems.extend(_unlike_lists(path, claims))
@@ -186,6 +186,12 @@ class _Merger:
         value = tuple(self.settled((*path, index), [item]) for index, item in enumerate(items))
         last = claims[-1].node
         return Node(value=value, origin=last.origin, key=last.key)
+
+
+def _speaker(claims: Sequence[_Claim]) -> _Claim:
+    """Which of the mappings that were merged stands for all: of the file itself, else the strongest."""
+    said = [claim for claim in claims if claim.node.mode is not Mode.INTO] or [claims[0]]
+    return next((claim for claim in reversed(said) if claim.layer.stage is Stage.FILES), said[-1])
 
 
 def _below(claims: Iterable[_Claim], name: str) -> list[_Claim]:

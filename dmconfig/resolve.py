@@ -41,10 +41,14 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """The text of a value as the file has it, before its variables were replaced; ``variables`` gave it something."""
+    """The text of a value as the file has it, before its variables were replaced; ``variables`` gave it something.
+
+    ``is_text``: it is quoted, and stays text.
+    """
 
     text: str
     variables: tuple[str, ...]
+    is_text: bool
 
     @property
     def is_secret(self) -> bool:
@@ -193,11 +197,13 @@ class _Flattening:
         except InterpolationError as error:
             self._problem(error.code, node.origin, path, error.what, why=error.why, fix=error.fix)
             return node.value
-        template = self.templates[path] = Template(text=node.value, variables=expansion.variables)
+        template = self.templates[path] = Template(
+            text=node.value, variables=expansion.variables, is_text=node.style is Style.QUOTED
+        )
         for name in expansion.variables:
             if is_secret_name(name):
                 remember(environ[name])
-        return expansion.text if node.style is Style.QUOTED else self._read(expansion.text, template, node, path)
+        return expansion.text if template.is_text else self._read(expansion.text, template, node, path)
 
     def _read(self, text: str, template: Template, node: Node, path: ConfigPath) -> Any:
         """The value that text would have if it stood in the file."""

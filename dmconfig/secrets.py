@@ -19,7 +19,7 @@ _TOKEN = re.compile(
 )
 """Access tokens of the hub and of hosts of code, and the user and password in an address."""
 
-_SHORTEST = 4
+_SHORTEST = 6
 """A shorter value is in too many words to be hidden wherever it occurs."""
 
 _remembered: set[str] = set()
