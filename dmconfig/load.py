@@ -281,6 +281,7 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
                 files=files,
                 progress=progress,
             )
+            placed._loaded_from = checked.resolved  # for to_spec: what cannot be seen on the pipeline
         undo.pop_all()
     return placed
 
