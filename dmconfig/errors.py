@@ -191,7 +191,8 @@ def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
 
 def _without_secrets(problem: Problem) -> Problem:
     what, why, fix, origin = (redact(text) for text in (problem.what, problem.why, problem.fix, problem.origin))
-    return replace(problem, what=what, why=why, fix=fix, origin=origin)
+    path = tuple(redact(key) if isinstance(key, str) else key for key in problem.path)
+    return replace(problem, what=what, why=why, fix=fix, origin=origin, path=path)
 
 
 def _file_order(problem: Problem) -> tuple[str, int, int]:
