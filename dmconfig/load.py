@@ -14,7 +14,7 @@ from dmconfig.check import check, check_weights
 from dmconfig.errors import Code, DispatchError, DMConfigError, Problem, SpecError, nearest
 from dmconfig.inputs import call_with_files
 from dmconfig.inventory import Inventory, probe_machine
-from dmconfig.layers import Files, profiles_of, read_files
+from dmconfig.layers import Files, read_files
 from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
 from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
 from dmconfig.plan.task import Task
@@ -81,8 +81,10 @@ def check_file(
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
 
 
-def check_profiles(file: str | Path, overrides: Iterable[Override] = (), *, overlays: Files = ()) -> None:
-    """Check the shape of a spec with each of its profiles: what can be known on a machine that they are not for.
+def check_profiles(
+    profiles: Iterable[str], file: str | Path, overrides: Iterable[Override] = (), *, overlays: Files = ()
+) -> None:
+    """Check the shape of a spec with each of these profiles: what can be known on a machine that they are not for.
 
     A profile with variables that are not set here is checked where they are.
 
@@ -91,7 +93,7 @@ def check_profiles(file: str | Path, overrides: Iterable[Override] = (), *, over
     document, *over = read_files(file, overlays)
     claims = tuple(overrides)
     problems: dict[Problem, str] = {}
-    for profile in profiles_of(document, over):
+    for profile in profiles:
         try:
             validate_spec(resolve(document, claims, overlays=over, profile=profile))
         except DMConfigError as error:

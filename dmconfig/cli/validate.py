@@ -43,7 +43,8 @@ def validate(
         try:
             checked = check_file(file, overrides, overlays=overlays or (), profile=profile)
             check_weights(checked.resolved, checked.assembly)
-            check_profiles(file, overrides, overlays=overlays or ())
+            if checked.resolved.profiles:
+                check_profiles(checked.resolved.profiles, file, overrides, overlays=overlays or ())
         except DMConfigError as error:
             problems, exit_code = error.problems, max(exit_code, error.exit_code)
         results.append(_verdict(file, problems, format_))
