@@ -79,7 +79,7 @@ def report(pipe: Any) -> Condition:
         asked=placement.asked,
         plan=placement.plan,
         applied=tuple(applied),
-        problems=tuple(audit(pipe, placement.plan)),
+        problems=tuple(audit(placement.modules, placement.plan)),
         versions=dict(_versions()),
     )
 

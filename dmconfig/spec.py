@@ -152,6 +152,16 @@ class ComponentSpec(Model):
     )
 
 
+class SharingSpec(Model):
+    """One more pipeline on the same components: each of them has one home, whichever pipelines it takes part in."""
+
+    class_name: str = Field(alias="class", description="Pipeline class of diffusers.")
+    call: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Defaults for its call, on top of those of the top-level `call` that its class takes.",
+    )
+
+
 class GroupOffloadSpec(Model):
     """How group offload cuts components: the options of diffusers' ``apply_group_offloading``, by the same names."""
 
@@ -215,6 +225,11 @@ class Spec(Model):
     components: dict[str, ComponentSpec | None] = Field(
         default_factory=dict,
         description="Components that differ from the source's own, by name; null leaves an optional one out.",
+    )
+    pipelines: dict[str, SharingSpec] = Field(
+        default_factory=dict,
+        description="More pipelines on the same components, by a name of your own. What a class needs beyond the "
+        "pipeline's components, such as a controlnet, stands under components.",
     )
     device_map: DeviceMap = Field(
         "balanced",
@@ -400,6 +415,8 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return ComponentSpec
         case ("group_offload", *_):
             return GroupOffloadSpec
+        case ("pipelines", *_):
+            return SharingSpec
         case _:
             return PlacementSpec
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,15 +17,15 @@ _SHOWN = 3
 NOBODY = "meta, with nobody to bring it"
 
 
-def audit(pipe: Any, plan: Plan, *, is_mapped: bool = True) -> Iterator[Problem]:
-    """Yield a problem per component whose weights are not where, or not of the dtype, the plan says.
+def audit(modules: Mapping[str, torch.nn.Module], plan: Plan, *, is_mapped: bool = True) -> Iterator[Problem]:
+    """Yield a problem per component, by name, whose weights are not where, or not of the dtype, the plan says.
 
     Looks at every parameter and buffer, when nothing is running. A tensor on meta is right only where a hook owns it;
     float32 is right beside any dtype, because classes keep some of their layers so. ``is_mapped``: what rests on disk
     has to be mapped from files.
     """
     for assignment in plan.assignments:
-        module = getattr(pipe, assignment.component)
+        module = modules[assignment.component]
         for each in assignment.parts or (assignment,):
             yield from _misplaced(module, assignment, each, is_mapped=is_mapped)
         tensors = [tensor for tensor in module.parameters() if tensor.is_floating_point()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from dmconfig.dispatch.audit import modules_of, tensors_of
 from dmconfig.dispatch.placement import Placement, has_empty_tensors, placement_of
 from dmconfig.errors import Code, DispatchError, Problem
 from dmconfig.facts import class_facts, fits, pipeline_facts
+from dmconfig.inputs import SEED
 from dmconfig.plan import Assignment, Part, Residency
 from dmconfig.units import format_bytes
 
@@ -82,7 +84,8 @@ def derive(pipe: Any, cls: type, **components: Any) -> Any:
     """Return a pipeline of another class on the components of a placed one: nothing is copied, cast or moved.
 
     Both pipelines then share one placement, until one of them is moved or released. ``components`` are those the
-    class needs and the pipeline lacks; they stay where they are.
+    class needs and the pipeline lacks; they stay where they are. Of the defaults of the call, those hold that the
+    class takes.
 
     Raises: DispatchError: the pipeline is not placed, or the class needs more components.
     """
@@ -96,7 +99,8 @@ def derive(pipe: Any, cls: type, **components: Any) -> Any:
         raise _refused(f"{cls.__name__} also needs {', '.join(missing)}", "give them as arguments")
     settings = {name: value for name, value in pipe.config.items() if name in optional and name not in parts}
     derived = cls(**{**dict.fromkeys(expected - parts.keys()), **parts, **settings})
-    placement.adopt(derived)
+    taken = inspect.signature(cls.__call__).parameters
+    placement.adopt(derived, {name: value for name, value in pipe._call.items() if name in {*taken, SEED}})
     return derived
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from dmconfig.dispatch.placed import placed_class
 from dmconfig.dispatch.split import Split
 from dmconfig.dispatch.weights import Brought, Grouped, PerLeaf, Resident, Turns, Weights
 from dmconfig.errors import Code, DispatchError, Problem
-from dmconfig.inputs import SEED, opened
 from dmconfig.offload import OffloadFolder
 from dmconfig.plan import Assignment, Plan, Residency
 from dmconfig.progress import NoProgress, Progress
@@ -54,10 +53,8 @@ class Placement:
     it fails.
     """
 
-    def __init__(
-        self, plan: Plan, *, call: Mapping[str, Any], in_turn: tuple[str, ...], group_options: Mapping[str, Any]
-    ) -> None:
-        self.plan, self.call, self.in_turn, self.group_options = plan, call, in_turn, group_options
+    def __init__(self, plan: Plan, *, in_turn: tuple[str, ...], group_options: Mapping[str, Any]) -> None:
+        self.plan, self.in_turn, self.group_options = plan, in_turn, group_options
         self.asked: Mapping[str, Any] = {}
         self.files: OffloadFolder | None = None
         self.home = torch.device(plan.execution_device)
@@ -65,6 +62,11 @@ class Placement:
         self.components: dict[str, PlacedComponent] = {}
         self.is_suspended = False
         self._turns: dict[str, Turns] = {}
+
+    @property
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """The components by name."""
+        return {name: placed.module for name, placed in self.components.items()}
 
     def place(self, module: torch.nn.Module, assignment: Assignment) -> None:
         """Place one component, in the stead of the one of that name if there is one."""
@@ -127,25 +129,17 @@ class Placement:
             self.plan, assignments=tuple(assignment if a.component == name else a for a in self.plan.assignments)
         )
 
-    def adopt(self, pipe: Any) -> None:
-        """Answer for a pipeline made of these components, and for the pipelines it is itself made of."""
+    def adopt(self, pipe: Any, call: Mapping[str, Any]) -> None:
+        """Answer for a pipeline made of these components, and for the pipelines it is itself made of.
+
+        ``call`` are defaults of its call.
+        """
         for each in with_inner_pipelines(pipe):
             each.__class__ = placed_class(each.__class__)
             each._placement = self
+            each._call = call if each is pipe else {}
             each.hf_device_map = dict(self.plan.device_map)
             self.pipes.append(each)
-
-    def call_defaults(self) -> dict[str, Any]:
-        """Return the call's defaults of the file: pictures read anew, and a seed a new generator, on the cpu.
-
-        A cpu generator gives the same picture wherever the denoiser runs.
-        """
-        defaults = opened({name: value for name, value in self.call.items() if name != SEED})
-        seed = self.call.get(SEED)
-        if seed is not None:
-            several = isinstance(seed, list)
-            defaults["generator"] = [_generator(each) for each in seed] if several else _generator(seed)
-        return defaults
 
     def _prepare(self, module: torch.nn.Module, assignment: Assignment) -> PlacedComponent:
         device = torch.device(assignment.execution_device)
@@ -184,6 +178,7 @@ def dispatch(
     plan: Plan,
     *,
     call: Mapping[str, Any] | None = None,
+    sharing: Iterable[tuple[Any, Mapping[str, Any]]] = (),
     in_turn: tuple[str, ...] = (),
     group_options: Mapping[str, Any] = DEFAULT_GROUPS,
     asked: Mapping[str, Any] | None = None,
@@ -197,9 +192,10 @@ def dispatch(
     is, and one that is placed otherwise is placed anew.
 
     Args:
-        pipe: with every component of the plan loaded.
+        pipe: with every component of the plan loaded, but those that only ``sharing`` has.
         plan: where each goes.
-        call: defaults of the pipeline's call.
+        call: defaults of the pipeline's call, as ``inputs.call_with_files`` returns them.
+        sharing: more pipelines on the same components, each with the defaults of its call.
         in_turn: the components that use an accelerator one after the other; empty: all of them.
         group_options: of diffusers' ``apply_group_offloading``, for components brought in groups.
         asked: what the file says of places and dtypes, for reports.
@@ -213,15 +209,17 @@ def dispatch(
         if former.plan == plan:
             return pipe
         former.release()
-    _refuse_empty(pipe, plan)
+    pipes = {pipe: call or {}, **dict(sharing)}
+    modules = {assignment.component: _module(assignment.component, pipes) for assignment in plan.assignments}
+    _refuse_empty(modules)
     in_turn = in_turn or tuple(plan.device_map)
-    placement = Placement(plan, call=call or {}, in_turn=in_turn, group_options=group_options)
+    placement = Placement(plan, in_turn=in_turn, group_options=group_options)
     placement.asked, placement.files = asked or {}, files
     track = (progress or NoProgress()).track
     try:
         for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):
-            placement.place(getattr(pipe, assignment.component), assignment)
-        problems = [*audit(pipe, plan, is_mapped=is_mapped)]
+            placement.place(modules[assignment.component], assignment)
+        problems = [*audit(modules, plan, is_mapped=is_mapped)]
         if problems:
             raise DispatchError(problems)
     except (RuntimeError, ValueError) as error:  # torch and accelerate say so when a device cannot hold or take it
@@ -232,13 +230,20 @@ def dispatch(
     except BaseException:
         placement.release()
         raise
-    placement.adopt(pipe)
+    for each, defaults in pipes.items():
+        placement.adopt(each, defaults)
     return pipe
 
 
-def _refuse_empty(pipe: Any, plan: Plan) -> None:
+def _module(name: str, pipes: Iterable[Any]) -> torch.nn.Module:
+    """The component of a name, of the first pipeline that has it."""
+    module: torch.nn.Module = next(getattr(pipe, name) for pipe in pipes if getattr(pipe, name, None) is not None)
+    return module
+
+
+def _refuse_empty(modules: Mapping[str, torch.nn.Module]) -> None:
     """Refuse components without data: they were never loaded, or somebody else's hooks hold their weights."""
-    empty = [a.component for a in plan.assignments if has_empty_tensors(getattr(pipe, a.component))]
+    empty = [name for name, module in modules.items() if has_empty_tensors(module)]
     if empty:
         what = f"{', '.join(empty)}: there are tensors on meta, so the weights were never loaded, or are offloaded"
         fix = "load the component with its weights, and remove others' offload hooks from it"
@@ -268,7 +273,3 @@ def _skip_keys(module: torch.nn.Module) -> frozenset[str]:
     """The arguments that a model writes into; diffusers and transformers each have a name for the list."""
     keys = getattr(module, "_skip_keys", None) or getattr(module, "_skip_keys_device_placement", None) or ()
     return frozenset([keys] if isinstance(keys, str) else keys)
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator("cpu").manual_seed(seed)

@@ -310,6 +310,28 @@ def test_a_pipeline_of_another_class_names_it(virtual_machine: MakeMachine, tmp_
     assert to_spec(derived).data["device_map"] == to_spec(ours).data["device_map"]
 
 
+def test_pipelines_that_share_components_come_back_together_or_one_by_one(
+    virtual_machine: MakeMachine, tmp_path: Path
+) -> None:
+    """The first has the others with it; another is exported by itself, with the arguments that hold for it."""
+    virtual_machine()
+    file = tmp_path / "pipe.yaml"
+    file.write_text(
+        f"version: 1\npipeline: {{source: {PIPELINE}}}\nreserve: 0\n"
+        "pipelines: {edit: {class: StableDiffusionImg2ImgPipeline, call: {strength: 0.5}}}\n"
+        "call: {num_inference_steps: 7, height: 32}\n",
+        encoding="utf-8",
+    )
+    first, edit = dmconfig.load_pipelines(file).values()
+    export = to_spec(first, tmp_path)
+    assert export.data["pipelines"] == {"edit": {"class": "StableDiffusionImg2ImgPipeline", "call": {"strength": 0.5}}}
+    assert planned_again(first, tmp_path / "again.yaml") == placed(first)
+    alone = to_spec(edit)
+    assert alone.data["pipeline"]["class"] == "StableDiffusionImg2ImgPipeline"
+    assert alone.data["call"] == {"num_inference_steps": 7, "strength": 0.5}
+    assert "pipelines" not in alone.data
+
+
 def test_a_pipeline_of_the_hub_is_exported_by_its_id_and_commit(
     virtual_machine: MakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

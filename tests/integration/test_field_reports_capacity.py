@@ -287,11 +287,11 @@ def test_b32_a_tensor_without_data_is_found(name: str, place: object, virtual_ma
     module = getattr(pipe, name)
     for parameter in [*dict(module.named_parameters())][::5]:
         with emptied(module, parameter):
-            (problem,) = audit(pipe, plan)
+            (problem,) = audit(pipe.components, plan)
         assert problem.code is Code.PLACEMENT_DIFFERS
         assert problem.what.startswith(f"{name} was planned on ")
         assert problem.what.endswith("meta, with nobody to bring it")
-    assert not [*audit(pipe, plan)]
+    assert not [*audit(pipe.components, plan)]
 
 
 def test_b32_a_tensor_without_data_is_named(virtual_machine: MakeMachine) -> None:
@@ -299,7 +299,7 @@ def test_b32_a_tensor_without_data_is_named(virtual_machine: MakeMachine) -> Non
     virtual_machine()
     pipe: Any = load_from_yaml(DIGITS, {"reserve": 0, "device_map": "cpu"})
     with emptied(pipe.unet, "mid_block.resnets.0.conv1.weight"):
-        (problem,) = audit(pipe, report(pipe).plan)
+        (problem,) = audit(pipe.components, report(pipe).plan)
     assert "mid_block.resnets.0.conv1.weight" in f"{problem.what} {problem.why}"
 
 

@@ -33,7 +33,7 @@ def is_as_planned(pipe: Any) -> bool:
     """Whether every weight is where the plan says."""
     placement = placement_of(pipe)
     assert placement is not None
-    return not [*audit(pipe, placement.plan)]
+    return not [*audit(placement.modules, placement.plan)]
 
 
 @pytest.mark.parametrize("name", MIXES)

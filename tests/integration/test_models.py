@@ -256,13 +256,13 @@ def check(name: str, saved: Saved, rooms: Sequence[Room], brought: Place | None,
     assignment = assignment_of(layout, places)
     with weight_peaks(ledger, DEVICES) as peaks:
         placement = placed(model, assignment)
-        assert not [*audit(Pipe(model), placement.plan)]
+        assert not [*audit(placement.modules, placement.plan)]
         found = check_map_is_respected(model, places)
         for _ in range(2):
             assert same(outcome(model, name, assignment.execution_device), expected)
         placement.rest()
         assert check_map_is_respected(model, places) == found
-        assert not [*audit(Pipe(model), placement.plan)]
+        assert not [*audit(placement.modules, placement.plan)]
     for room in rooms:
         assert peaks[room.device] <= room.nbytes + rounding(model, places, room.device)
     placement.release()
@@ -398,7 +398,7 @@ def test_weights_that_are_cast_are_brought_from_an_offload_folder(
     with weight_peaks(ledger, DEVICES) as peaks:
         placement = placed(model, assignment_of(layout, places))
         check_map_is_respected(model, places)
-        assert not [each for each in audit(Pipe(model), placement.plan) if "was planned in" not in each.what]
+        assert not [each for each in audit(placement.modules, placement.plan) if "was planned in" not in each.what]
         assert same(outcome(model, name, "cuda:0", dtype), expected)
 
     assert peaks["cuda:0"] <= room.nbytes + rounding(model, places, "cuda:0")
