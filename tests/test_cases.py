@@ -2,10 +2,10 @@
 
 Adding a case is adding a file. ``cases/invalid/NAME.yaml`` is a wrong spec, ``cases/valid/NAME.yaml`` a right one, and
 ``NAME.txt`` beside it is what a user sees, with the exit code as its last line. Comments in a spec change how it is
-run: ``# plan: --gpus 2x24GiB --ram 64GiB`` plans it for that machine instead of validating it, ``# config: --provenance``
-prints it with all of its layers; each ``# set: key=value`` is passed as ``--set``, each ``# overlay: file`` of
-``cases/layers`` as ``--overlay``, ``# profile: name`` as ``--profile``, and each ``# env: NAME=value`` is a variable of
-the environment. The root of the repository is written ``<root>``.
+run: ``# plan: --gpus 2x24GiB --ram 64GiB`` plans it for that machine instead of validating it, and
+``# config: --provenance`` prints it with all of its layers; each ``# set: key=value`` is passed as ``--set``, each
+``# overlay: file`` of ``cases/layers`` as ``--overlay``, ``# profile: name`` as ``--profile``, and each
+``# env: NAME=value`` is a variable of the environment. The root of the repository is written ``<root>``.
 
 After a wanted change of texts, write them anew and read the difference:
 

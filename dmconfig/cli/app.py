@@ -16,6 +16,7 @@ from dmconfig.cli.rehearse import rehearse
 from dmconfig.cli.run import run
 from dmconfig.cli.schema import schema
 from dmconfig.cli.validate import validate
+from dmconfig.secrets import redact
 from dmconfig.version import __version__
 
 app = typer.Typer(
@@ -41,7 +42,7 @@ def main() -> None:
     except Exception as error:
         if TRACEBACK in os.environ:
             raise
-        typer.echo(f"internal error: {type(error).__name__}: {error}", err=True)
+        typer.echo(redact(f"internal error: {type(error).__name__}: {error}"), err=True)
         typer.echo("  This is a fault of dmconfig. Please report it with the output of the same command", err=True)
         typer.echo(f"  run with {TRACEBACK}=1 in the environment.", err=True)
         raise SystemExit(1) from None
