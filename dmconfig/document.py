@@ -357,6 +357,8 @@ def _syntax_problem(error: yaml.MarkedYAMLError, name: str, text: str) -> Proble
     tabbed = line < len(lines) and "\t" in lines[line][: column + 1]
     what = ", ".join(part for part in (error.context, error.problem) if part)
     fix = "YAML indents with spaces; replace the tab" if tabbed else ""
+    if not fix and line < len(lines) and "${" in lines[line]:
+        fix = "between { } or [ ] a variable stands in quotes: '${NAME}'"
     return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1))
 
 
