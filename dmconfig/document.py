@@ -358,7 +358,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, name: str, text: str) -> Proble
     what = ", ".join(part for part in (error.context, error.problem) if part)
     fix = "YAML indents with spaces; replace the tab" if tabbed else ""
     if not fix and line < len(lines) and "${" in lines[line]:
-        fix = "between { } or [ ] a variable stands in quotes: '${NAME}'"
+        fix = "between { } or [ ] a variable stands in quotes: '${NAME}'; for a number, write the key on its own line"
     return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1))
 
 
