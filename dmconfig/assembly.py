@@ -7,7 +7,7 @@ of classes; it reads no weights, asks no machine, and imports neither torch nor 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +197,7 @@ def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, PipelineIn
         source = locate_source(spec.pipeline.source, folder=folder, revision=spec.pipeline.revision)
         return source, read_index(source)
     except DMConfigError as error:
-        raise _placed(error, resolved, path) from None
+        raise SpecError(resolved.located(error.problems, path)) from None
 
 
 def _needless_revision(resolved: Resolved, path: ConfigPath, source: str) -> Problem:
@@ -380,7 +380,7 @@ class _Assembler:
         try:
             return locate_source(text, folder=self.resolved.folder_of(path), revision=revision)
         except DMConfigError as error:
-            raise _placed(error, self.resolved, path) from None
+            raise SpecError(self.resolved.located(error.problems, path)) from None
 
     def _entry(self, name: str, asked: ComponentSpec, listed: Entry | None, folder: Path | None) -> Entry:
         """Return library and class: as asked, else as the component's own config says, else as the pipeline says."""
@@ -436,9 +436,3 @@ class _Assembler:
         what = f"neither diffusers nor transformers, as installed, has a class {entry.class_name!r} for {slot.name!r}"
         fix = f"did you mean {meant!r}?" if meant else f"upgrade the library, or give {slot.name!r} another class"
         return self._problem(Code.UNKNOWN_CLASS, slot.name, what, "class", fix=fix)
-
-
-def _placed(error: DMConfigError, resolved: Resolved, path: ConfigPath) -> SpecError:
-    """Return error's problems as found at path of the file."""
-    location, origin = resolved.place(path)
-    return SpecError([replace(p, path=path, location=location, origin=origin) for p in error.problems])

@@ -14,11 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmconfig.assembly import Assembly, Component, Sharing
-from dmconfig.devices import DISK
 from dmconfig.errors import BuildError, Code, DispatchError
-from dmconfig.layout import nearest_ancestor
 from dmconfig.measure import component_weights
-from dmconfig.offload import OffloadFolder
+from dmconfig.offload import OffloadFolder, resting_on_disk
 from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Plan
 from dmconfig.progress import Progress
@@ -49,18 +47,9 @@ def build_pipelines(
 
 def _write(resolved: Resolved, files: OffloadFolder, module: Any, assignment: Assignment) -> None:
     try:
-        files.take(assignment.component, _resting_on_disk(module, assignment))
+        files.take(assignment.component, resting_on_disk(module, assignment))
     except DispatchError as error:
-        located = (resolved.problem(each.code, each.path, each.what, fix=each.fix) for each in error.problems)
-        raise DispatchError(located) from error
-
-
-def _resting_on_disk(module: Any, assignment: Assignment) -> Iterator[tuple[str, Any]]:
-    """The parameters of a component that rest on disk, each once: all of them, or those of the parts that do."""
-    on_disk = {part.path: part.storage_device == DISK for part in assignment.parts} or {"": True}
-    for name, parameter in module.named_parameters():
-        if on_disk[nearest_ancestor(name.rpartition(".")[0], on_disk)]:
-            yield name, parameter
+        raise DispatchError(resolved.located(error.problems)) from error
 
 
 @contextlib.contextmanager

@@ -336,8 +336,7 @@ def _offload_folder(checked: Checked, plan: Plan) -> OffloadFolder | None:
     try:
         return OffloadFolder(folder, needed_bytes=needed)
     except DispatchError as error:
-        located = (checked.resolved.problem(p.code, ("offload_folder",), p.what, fix=p.fix) for p in error.problems)
-        raise DispatchError(located) from error
+        raise DispatchError(checked.resolved.located(error.problems)) from error
 
 
 _PLACING = ("device_map", "execution_device", "max_memory", "reserve", "low_memory", "group_offload")

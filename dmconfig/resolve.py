@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,14 @@ class Resolved:
         """Return a problem placed where path was set; ``key`` points at the key rather than its value."""
         location, origin = self.place(path, key=key)
         return Problem(code=code, path=path, what=what, why=why, fix=fix, location=location, origin=origin)
+
+    def located(self, problems: Iterable[Problem], path: ConfigPath | None = None) -> list[Problem]:
+        """Return problems found without the file, each at the place of path, or, for None, of its own path."""
+        return [self._located(problem, problem.path if path is None else path) for problem in problems]
+
+    def _located(self, problem: Problem, path: ConfigPath) -> Problem:
+        location, origin = self.place(path)
+        return replace(problem, path=path, location=location, origin=origin)
 
 
 def resolve(

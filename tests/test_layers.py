@@ -27,7 +27,7 @@ PLAN_SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
-    {"version", "paths", "units", "devices", "progress", "secrets"},
+    {"version", "paths", "units", "devices", "files", "progress", "secrets"},
     {"errors", "hints", "rates"},
     {"document", "interpolation", "weights", "facts", "virtual"},
     {"merging", "footprint", "cards"},

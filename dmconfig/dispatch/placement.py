@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from accelerate.utils.memory import clear_device_cache
 
 from dmconfig.dispatch.audit import audit
 from dmconfig.dispatch.carrier import Carrier
+from dmconfig.dispatch.files import folder_for, without_files, write
 from dmconfig.dispatch.placed import placed_class
 from dmconfig.dispatch.split import Split
 from dmconfig.dispatch.weights import Brought, Grouped, PerLeaf, Resident, Turns, Weights
@@ -104,8 +106,9 @@ class Placement:
         for placed in self.components.values():
             placed.detach()
             placed.module.to("cpu")
-            if self.files is not None and placed.assignment.is_written:
+            if self.files is not None and self.files.has(placed.assignment.component):
                 self.files.bring_back(placed.module.parameters())
+        clear_device_cache()
         self._forget()
 
     def discard(self) -> None:
@@ -115,14 +118,18 @@ class Placement:
         self._forget()
 
     def swap(self, name: str, module: torch.nn.Module, assignment: Assignment) -> None:
-        """Put another module in a component's place; when that fails, the old one is there as before."""
+        """Put another module in a component's place; when that fails, the old one is there as before.
+
+        The old one goes to the cpu first, so that devices need room for one of them, and the host for both.
+        """
         old = self.components[name]
         self.rest()
         old.detach()
+        old.module.to("cpu")
+        clear_device_cache()
         try:
             self.place(module, assignment)
         except BaseException:
-            self.components[name] = old
             old.attach()
             raise
         self.plan = replace(
@@ -180,7 +187,7 @@ def dispatch(
     call: Mapping[str, Any] | None = None,
     sharing: Iterable[tuple[Any, Mapping[str, Any]]] = (),
     in_turn: tuple[str, ...] = (),
-    group_options: Mapping[str, Any] = DEFAULT_GROUPS,
+    group_options: Mapping[str, Any] | None = None,
     asked: Mapping[str, Any] | None = None,
     files: OffloadFolder | None = None,
     is_mapped: bool = True,
@@ -189,34 +196,43 @@ def dispatch(
     """Place a built pipeline by a plan and return it; it answers for itself from then on.
 
     Every component is then where the plan says, which is checked. A pipeline that is placed so already is left as it
-    is, and one that is placed otherwise is placed anew.
+    is, and one that is placed otherwise is placed anew: by its former settings where none are given, and with what
+    is to rest on disk and is in no file written to where the former placement has written, or to ``files``.
 
     Args:
         pipe: with every component of the plan loaded, but those that only ``sharing`` has.
         plan: where each goes.
-        call: defaults of the pipeline's call, as ``inputs.call_with_files`` returns them.
-        sharing: more pipelines on the same components, each with the defaults of its call.
-        in_turn: the components that use an accelerator one after the other; empty: all of them.
+        call: defaults of the pipeline's call, as ``inputs.call_with_files`` returns them; None: as before, or none.
+        sharing: more pipelines on the same components, each with the defaults of its call; those that share them
+            already go on doing so.
+        in_turn: the components that use an accelerator one after the other; empty: as before, or all of them.
         group_options: of diffusers' ``apply_group_offloading``, for components brought in groups.
         asked: what the file says of places and dtypes, for reports.
-        files: where weights are that were cast and rest on disk; closed with the placement.
+        files: where weights are, or are to be written, that rest on disk and have no file; closed with the placement.
         is_mapped: whether what rests on disk is mapped from files, and so is checked to be; not where it has no data.
         progress: told which component is being placed.
 
-    Raises: DispatchError: a component could not be placed, or is not where the plan says. Nothing stays half placed.
+    Raises: DispatchError: a component is to rest on disk, and there is no folder to write it to: nothing has changed.
+        Or one could not be placed, or is not where the plan says: all are on the cpu then, and nothing is half placed.
     """
-    if (former := placement_of(pipe)) is not None:
+    former = placement_of(pipe)
+    if former is not None:
         if former.plan == plan:
             return pipe
-        former.release()
-    pipes = {pipe: call or {}, **dict(sharing)}
+        former.rest()
+    pipes = {**_pipes_of(pipe, former, call), **dict(sharing)}
     modules = {assignment.component: _module(assignment.component, pipes) for assignment in plan.assignments}
-    _refuse_empty(modules)
-    in_turn = in_turn or tuple(plan.device_map)
-    placement = Placement(plan, in_turn=in_turn, group_options=group_options)
+    lacking = without_files(modules, plan, former) if is_mapped else ()
+    files = folder_for(lacking, files, former)
+    placement = _new_placement(plan, former, in_turn, group_options)
     placement.asked, placement.files = asked or {}, files
+    if former is not None:
+        former.release()
     track = (progress or NoProgress()).track
     try:
+        _refuse_empty(modules)
+        if files is not None:
+            write(modules, lacking, files)
         for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):
             placement.place(modules[assignment.component], assignment)
         problems = [*audit(modules, plan, is_mapped=is_mapped)]
@@ -231,8 +247,25 @@ def dispatch(
         placement.release()
         raise
     for each, defaults in pipes.items():
-        placement.adopt(each, defaults)
+        if each not in placement.pipes:  # an inner pipeline comes with the one that it is in
+            placement.adopt(each, defaults)
     return pipe
+
+
+def _new_placement(
+    plan: Plan, former: Placement | None, in_turn: tuple[str, ...], group_options: Mapping[str, Any] | None
+) -> Placement:
+    """A placement with what is given, else what the one before had, else what holds for any."""
+    before = (former.in_turn, former.group_options) if former else (tuple(plan.device_map), DEFAULT_GROUPS)
+    options = before[1] if group_options is None else group_options
+    return Placement(plan, in_turn=in_turn or before[0], group_options=options)
+
+
+def _pipes_of(pipe: Any, former: Placement | None, call: Mapping[str, Any] | None) -> dict[Any, Mapping[str, Any]]:
+    """A pipeline and those that share its components, with the defaults of their calls."""
+    before = {each: each._call for each in former.pipes} if former is not None else {}
+    own = before.pop(pipe, {})
+    return {pipe: own if call is None else call, **before}
 
 
 def _module(name: str, pipes: Iterable[Any]) -> torch.nn.Module:

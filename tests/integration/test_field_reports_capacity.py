@@ -373,9 +373,6 @@ def test_b42_buffers_of_what_is_brought_whole_come_with_it(positioned: Path, vir
     assert most_beyond_the_plan("cpu_offload_with_hook", positioned, virtual_machine()) <= SMALL_BUFFERS
 
 
-@pytest.mark.xfail(
-    strict=True, reason="buffers of what is brought layer by layer stay on the card, and are not counted"
-)
-def test_b42_buffers_that_stay_on_the_card_are_counted_there(positioned: Path, virtual_machine: MakeMachine) -> None:
-    """The same layer by layer, where buffers are on the card at all times, beside whatever layer runs."""
+def test_b42_buffers_of_a_layer_come_and_go_with_it(positioned: Path, virtual_machine: MakeMachine) -> None:
+    """The same layer by layer: a buffer is not on the card at all times, beside whatever layer runs."""
     assert most_beyond_the_plan("sequential_cpu_offload", positioned, virtual_machine()) <= SMALL_BUFFERS
