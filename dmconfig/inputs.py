@@ -47,7 +47,7 @@ def arguments_at(path: ConfigPath, call: Mapping[str, Any]) -> dict[str, Argumen
 def call_with_files(resolved: Resolved, arguments: Mapping[str, Argument]) -> dict[str, Any]:
     """Return the values of a call's arguments, paths of pictures in full, as ``Path``; see ``opened``."""
     return {
-        name: _in_folder(argument.value, resolved.folder_of(argument.path)) if name in BY_PATH else argument.value
+        name: _in_folder(argument.value, resolved, argument.path) if name in BY_PATH else argument.value
         for name, argument in arguments.items()
     }
 
@@ -70,10 +70,12 @@ def unreadable_inputs(resolved: Resolved, arguments: Mapping[str, Argument]) -> 
             yield from _unreadable(resolved, arguments[name].path, name, value)
 
 
-def _in_folder(value: Any, folder: Path) -> Any:
+def _in_folder(value: Any, resolved: Resolved, path: ConfigPath) -> Any:
+    """Each path starts in the folder of the file that says it: the parts of a list may come from several."""
     if isinstance(value, str):
-        return folder / Path(value).expanduser()
-    return [_in_folder(each, folder) for each in value] if isinstance(value, list) else value
+        return resolved.folder_of(path) / Path(value).expanduser()
+    is_list = isinstance(value, list)
+    return [_in_folder(each, resolved, (*path, index)) for index, each in enumerate(value)] if is_list else value
 
 
 def _opened(name: str, value: Any) -> Any:

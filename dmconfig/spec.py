@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from dmconfig.devices import DEVICE_FORMS, DISK, device_or_none, nearest_device, parse_device
 from dmconfig.errors import Code, Problem, SpecError, nearest
 from dmconfig.hints import key_hint
+from dmconfig.layers import FILE_KEYS
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.units import BUDGET_FORMS, GIB, SIZE_FORMS, Budget, parse_budget
@@ -398,7 +399,7 @@ def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
 
 def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
     key, model = str(path[-1]), _model_at(path[:-1])
-    known = [*keys(model)]
+    known = [*keys(model), *(FILE_KEYS if model is Spec else ())]
     fix = key_hint(path) or nearest_key(key, known) or _where_it_belongs(key)
     why = f"the keys accepted here are: {', '.join(known)}"
     return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)

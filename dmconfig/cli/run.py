@@ -11,7 +11,9 @@ from dmconfig.cli.options import (
     FileArgument,
     Format,
     FormatOption,
+    OverlayOption,
     PipelineOption,
+    ProfileOption,
     SetOption,
     call_overrides,
     overrides_of,
@@ -32,6 +34,8 @@ def run(
     call: Annotated[
         list[str] | None, typer.Option("--call", metavar="KEY=VALUE", help="An argument of the pipeline's call.")
     ] = None,
+    overlays: OverlayOption = None,
+    profile: ProfileOption = None,
     pipeline: PipelineOption = None,
     set_: SetOption = None,
     format_: FormatOption = Format.TEXT,
@@ -49,7 +53,8 @@ def run(
         check_output(out)
         overrides = (*overrides_of(set_), *call_overrides(prompt, seed, call, pipeline))
         with progress.phase("plan"):
-            checked = fetched(check_file(file, overrides, ask_hub=True), progress)
+            given = check_file(file, overrides, overlays=overlays or (), profile=profile, ask_hub=True)
+            checked = fetched(given, progress)
             name = _pipeline_named(pipeline, checked)
             _check_runnable(checked, name, out)
             check_weights(checked.resolved, checked.assembly)
