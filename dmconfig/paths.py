@@ -5,24 +5,37 @@ Two small values that every phase shares, so that any problem can be shown at th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 
 ConfigPath = tuple[str | int, ...]
 """Keys and list indices from the root of the document, e.g. ``("device_map", "unet")``; ``()`` is the root."""
 
 ROOT: ConfigPath = ()
 
+_LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in a text file. Lines and columns count from 1, as editors do."""
+    """A place in a text file. Lines and columns count from 1, as editors do.
+
+    ``length`` is how many characters of the line what stands there takes, 0 where that is not known; places are the
+    same whatever it is.
+    """
 
     file: str
     line: int
     column: int
+    length: int = field(default=0, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text as YAML counts them, without their ends; never an empty list."""
+    return _LINE_END.split(text)
 
 
 def render_path(path: ConfigPath) -> str:
