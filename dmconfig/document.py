@@ -135,7 +135,7 @@ def _read_text(file: Path, name: str) -> str:
 def _not_utf8(error: UnicodeDecodeError, name: str) -> Problem:
     """The problem of bytes that are not UTF-8, at the first that is not."""
     before = lines_of(error.object[: error.start].decode("utf-8-sig"))
-    location = Location(name, len(before), len(before[-1]) + 1)
+    location = Location(name, len(before), len(before[-1]) + 1, 1)
     found = f"byte {error.object[error.start]:#04x} on line {location.line}"
     if error.object.startswith((b"\xff\xfe", b"\xfe\xff")):
         found = "it is UTF-16"
@@ -307,7 +307,7 @@ class _Builder:
         start, end = event.start_mark, event.end_mark
         if not start:
             return Location(self.name, 1, 1)
-        length = end.column - start.column if end and end.line == start.line else 0
+        length = max(1, end.column - start.column) if end and end.line == start.line else 1
         return Location(self.name, start.line + 1, start.column + 1, length)
 
     def _problem(self, event: events.Event, code: Code, what: str, fix: str, path: ConfigPath = ROOT) -> None:
@@ -377,7 +377,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, name: str, text: str) -> Proble
         context = f"{context} that starts on line {started.line + 1}".strip()
     what = ", ".join(part for part in (context, error.problem) if part)
     fix = next((fix for words, fix in _SYNTAX_FIXES if words in what), "")
-    return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1))
+    return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1, 1))
 
 
 def _forbidden_character(error: yaml.reader.ReaderError, name: str, text: str) -> Problem:

@@ -109,7 +109,7 @@ class Problem:
     """One finding: where it is, what is wrong, why that is a problem, and how to mend it.
 
     ``location`` is the place in the file, when the value came from one; ``origin`` names the override or
-    command-line flag that set it otherwise (``--set device_map.unet``). ``edit`` is what ``dmconfig fix`` does about it.
+    command-line flag that set it otherwise (``--set device_map.unet``). ``edit`` is what ``fix`` does about it.
     """
 
     code: Code
@@ -128,7 +128,7 @@ class DMConfigError(Exception):
     exit_code: ClassVar[int] = 2
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems: tuple[Problem, ...] = tuple(sorted(dict.fromkeys(problems), key=_file_order))
+        self.problems: tuple[Problem, ...] = tuple(sorted(_each_once(problems), key=_file_order))
         super().__init__("\n".join(render_problem(problem) for problem in self.problems))
 
 
@@ -210,6 +210,14 @@ def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
     by_lower = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[matches[0]] if matches else None
+
+
+def _each_once(problems: Iterable[Problem]) -> Iterable[Problem]:
+    """The problems, but of those that say the same of one place only the first: an alias repeats its anchor's."""
+    found: dict[object, Problem] = {}
+    for problem in problems:
+        found.setdefault((problem.code, problem.what, problem.location or problem.path, problem.origin), problem)
+    return found.values()
 
 
 def _file_order(problem: Problem) -> tuple[str, int, int]:

@@ -20,8 +20,8 @@ _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 class Location:
     """A place in a text file. Lines and columns count from 1, as editors do.
 
-    ``length`` is how many characters of the line what stands there takes, 0 where that is not known; places are the
-    same whatever it is.
+    ``length`` is how many characters of the line what stands there takes, 0 where nothing does: a place that stands
+    for the whole file. Places are the same whatever it is.
     """
 
     file: str

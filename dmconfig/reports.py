@@ -68,11 +68,11 @@ def _excerpt(location: Location, lines: dict[str, list[str]]) -> list[str]:
     if location.file not in lines:
         lines[location.file] = _lines_of(location.file)
     known = lines[location.file]
-    if not 0 < location.line <= len(known):
+    if not location.length or location.line > len(known):
         return []
     line = _printable(known[location.line - 1].rstrip())
-    start, length = location.column - 1, max(1, location.length)
-    marked = line[start : start + length]
+    start = location.column - 1
+    marked = line[start : start + location.length]
     text, column = _around(line, start)
     number = f"{location.line:>5}"
     mark = " " * _columns(text[:column]) + "^" * max(1, min(_columns(marked), _columns(text[column:])))
@@ -89,7 +89,8 @@ def _lines_of(file: str) -> list[str]:
 
 def _printable(text: str) -> str:
     """The text as it can be shown: what moves the cursor or turns the direction of writing does not."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    shown = text.replace("\t", "\N{RIGHTWARDS ARROW}")
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in shown)
 
 
 def _around(text: str, column: int) -> tuple[str, int]:

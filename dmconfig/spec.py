@@ -6,27 +6,33 @@ pipeline or a machine. Field descriptions are the documentation that editors sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from dmconfig.devices import DEVICE_FORMS, DISK, device_or_none, nearest_device, parse_device
-from dmconfig.errors import Code, Problem, SpecError, nearest
-from dmconfig.hints import key_hint
-from dmconfig.paths import ROOT, ConfigPath
+from dmconfig.errors import Code, Edit, Problem, SpecError, nearest
+from dmconfig.hints import key_hint, renamed_key
+from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.units import BUDGET_FORMS, GIB, SIZE_FORMS, Budget, parse_budget
 from dmconfig.validation import (
     CODES,
+    FileKind,
     Model,
+    Section,
     Size,
+    file_version,
     keys,
     nearest_key,
     not_one_of,
     path_in,
     refused,
+    validated,
+    value_at,
     wrong_type,
 )
 
@@ -45,13 +51,6 @@ DTYPES = {
 }  # fmt: skip
 
 LowMemory = Literal["none", "cpu_offload_with_hook", "sequential_cpu_offload", "group_offload"]
-
-
-def _version(value: object) -> object:
-    """Only the whole number: what merely equals 1 in Python (true, 1.0) is another value in a file."""
-    if type(value) is not int:
-        raise PydanticCustomError("literal_error", "", {"expected": str(SCHEMA_VERSION)})
-    return value
 
 
 def _word(value: object) -> str:
@@ -209,7 +208,7 @@ DeviceMap = Annotated[
 class Spec(Model):
     """One deployment of one pipeline."""
 
-    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description="Version of this file format.")
+    version: Annotated[Literal[1], file_version(SCHEMA_VERSION)] = Field(description="Version of this file format.")
     pipeline: PipelineSpec = Field(description="The pipeline and what holds for all of its components.")
     components: dict[str, ComponentSpec | None] = Field(
         default_factory=dict,
@@ -311,46 +310,7 @@ def validate_spec(resolved: Resolved) -> Spec:
     Raises: SpecError: every problem at once, each at its place. A file of a newer schema version says so first,
         and only that: its other keys may well be right there.
     """
-    data = resolved.data
-    if not isinstance(data, dict):
-        what = "the file is empty" if data is None else "the file is not a mapping"
-        fix = "start it with 'version: 1' and 'pipeline: {source: ./folder}'"
-        raise SpecError([resolved.problem(Code.MISSING_KEY, ROOT, what, fix=fix)])
-    version = data.get("version")
-    if type(version) is int and version > SCHEMA_VERSION:
-        what = f"this file is of schema version {version}; this dmconfig reads version {SCHEMA_VERSION}"
-        fix = "upgrade dmconfig: pip install --upgrade dmconfig"
-        raise SpecError([resolved.problem(Code.UNSUPPORTED_VERSION, ("version",), what, fix=fix)])
-    problems = [*_devices_named_twice(resolved)]
-    try:
-        spec = Spec.model_validate(data)
-    except ValidationError as error:
-        problems += [_translate(detail, resolved) for detail in error.errors(include_url=False)]
-        raise SpecError(problems) from None
-    if problems:
-        raise SpecError(problems)
-    return spec
-
-
-def _devices_named_twice(resolved: Resolved) -> Iterator[Problem]:
-    """Yield a problem per device that a section names under two names, such as ``0`` and ``cuda:0``."""
-    for section in ("max_memory", "reserve"):
-        yield from _named_twice_in(section, resolved)
-
-
-def _named_twice_in(section: str, resolved: Resolved) -> Iterator[Problem]:
-    entries = resolved.data.get(section)
-    seen: dict[str, str] = {}
-    for key in entries if isinstance(entries, dict) else ():
-        device = device_or_none(key)
-        if device is None:
-            continue  # no device; where it has to be one the model says so
-        if device in seen:
-            what = f"{seen[device]!r} and {key!r} are the same device, {device}"
-            path = (section, key)
-            fix = "keep one of the two; an override has to spell the device as the file does"
-            yield resolved.problem(Code.DUPLICATE_DEVICE, path, what, fix=fix, key=True)
-        seen[device] = key
+    return validated(resolved, _SPEC_FILE)
 
 
 def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem:
@@ -382,9 +342,26 @@ def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
 def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
     key, model = str(path[-1]), _model_at(path[:-1])
     known = [*keys(model)]
-    fix = key_hint(path) or nearest_key(key, known) or _where_it_belongs(key)
+    new = renamed_key(path)
+    if new is not None:
+        return _renamed_key(path, new, resolved)
+    fix = key_hint(path) or _where_it_belongs(key) or nearest_key(key, known)
     why = f"the keys accepted here are: {', '.join(known)}"
     return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
+
+
+def _renamed_key(path: ConfigPath, new: str, resolved: Resolved) -> Problem:
+    """The problem of a key that is called something else here; an edit mends it, unless both are there."""
+    old = str(path[-1])
+    if new in value_at(resolved.data, path[:-1]):
+        what, fix = f"{old!r} is called {new!r} here, which is there as well", f"keep {new!r} alone"
+        return resolved.problem(Code.RENAMED_KEY, path, what, fix=fix, key=True)
+    what, fix = f"{old!r} is called {new!r} here", f"{old} -> {new}"
+    problem = resolved.problem(Code.RENAMED_KEY, path, what, fix=fix, key=True)
+    if problem.location is None:
+        return problem
+    edit = Edit(location=problem.location, old=old, new=new)
+    return replace(problem, fix=f"{fix}; dmconfig fix {problem.location.file} writes it", edit=edit)
 
 
 def _model_at(path: ConfigPath) -> type[Model]:
@@ -406,6 +383,8 @@ def _where_it_belongs(key: str) -> str:
         "at the top level": Spec,
         "under 'pipeline'": PipelineSpec,
         "under 'components.<name>'": ComponentSpec,
+        "under 'device_map.<component>'": PlacementSpec,
+        "under 'group_offload'": GroupOffloadSpec,
     }
     found = [place for place, model in places.items() if key in keys(model)]
     return f"it belongs {' or '.join(found)}" if found else ""
@@ -416,6 +395,8 @@ def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
     takes_strategy = path in (("device_map",), ("device_map", DEFAULT))
     if takes_strategy:
         what += f"; or a strategy: {', '.join(STRATEGIES)}"
+    if isinstance(given, list):
+        return what, _list_advice(path, given)
     if not isinstance(given, str):
         return what, ""
     meant = (nearest(given, STRATEGIES) if takes_strategy else None) or nearest_device(given)
@@ -425,6 +406,14 @@ def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
     if path[:1] == ("device_map",) and len(path) == 2 and ":" in key:
         return what, f"the component comes first: write {given}: {key}"
     return what, ""
+
+
+def _list_advice(path: ConfigPath, given: list[Any]) -> str:
+    """How to write a list of devices, in place of one."""
+    devices = ", ".join(map(str, given)) if all(isinstance(each, (str, int)) for each in given) else "cuda:0, cuda:1"
+    if path == ("device_map",):
+        return "leave device_map: balanced, and name the devices under max_memory; or map each component to a device"
+    return f"write {{execution: [{devices}]}} to spread it over them" if path[:1] == ("device_map",) else ""
 
 
 def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
@@ -439,3 +428,14 @@ def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
             return f"name the device: max_memory: {{0: {given}}}"
         case _:
             return ""
+
+
+_SPEC_FILE = FileKind(
+    model=Spec,
+    version=SCHEMA_VERSION,
+    noun="this file is of schema version",
+    beginning="'version: 1' and 'pipeline: {source: ./folder}'",
+    sections=(Section(name="max_memory", read=parse_device), Section(name="reserve", read=parse_device)),
+    translate=_translate,
+    error=SpecError,
+)

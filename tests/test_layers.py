@@ -29,8 +29,9 @@ HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 LAYERS = (
     {"version", "paths", "units", "devices", "progress"},
     {"errors", "hints", "rates"},
+    {"explanations", "reports"},
     {"document", "weights", "facts", "virtual"},
-    {"resolve", "footprint", "cards"},
+    {"resolve", "footprint", "cards", "sarif"},
     {"validation", "gguf"},
     {"catalog", "spec", "inventory", "transfers", "layout", "offload"},
     {"source", "machine", "configs", "layouts"},
