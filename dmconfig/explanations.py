@@ -74,7 +74,7 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "Keep one of the two. The report names both places. 0 and '0' are the same key: all keys are text.",
     ),
     Code.AMBIGUOUS_SCALAR: _file(
-        "A word without quotes is a boolean, a number or a date to readers of YAML 1.1 and text to readers of YAML 1.2: "
+        "A word without quotes is a boolean, a number or a date to readers of YAML 1.1, and text to those of YAML 1.2: "
         "yes, no, on, off, 0123, 12:30, 1_000, 2001-01-01.",
         "call:\n  prompt: 12:30\n",
         "Put it in quotes where text is meant ('12:30'), or write the value that is meant: true, false, 123.",
@@ -103,8 +103,8 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "An override (--set, --call, or overrides= in Python) cannot be read or applied: it is not of the form "
         "key=value, its value is not YAML, or it sets a key inside something that is not a mapping.",
         "device_map: balanced\n",
-        "Write the whole path of the key, and quote the assignment for the shell: --set 'device_map.vae=cuda:1'. To set "
-        "a key inside a word, set the whole: --set 'device_map={vae: cuda:1, default: balanced}'.",
+        "Write the whole path of the key, and quote the assignment for the shell: --set 'device_map.vae=cuda:1'. To "
+        "set a key inside a word, set the whole: --set 'device_map={vae: cuda:1, default: balanced}'.",
         "--set device_map.vae",
     ),
     Code.OVERRIDE_CONFLICT: _file(
@@ -277,7 +277,7 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "--gpus 24GiB --ram 64GiB",
     ),
     Code.BAD_MACHINE: _file(
-        "The description of a machine, in --gpus, --ram, --disk or a machine file, cannot be read or contradicts itself.",
+        "The description of a machine, in options or in a machine file, cannot be read, or contradicts itself.",
         "",
         "Write sizes or cards: --gpus 2x24GiB, --gpus rtx-4090, --ram 64GiB.",
         "--gpus many --ram 64GiB",

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from dmconfig.devices import DEVICE_FORMS, DISK, device_or_none, nearest_device, parse_device
+from dmconfig.devices import DEVICE_FORMS, DEVICE_PATTERN, DISK, device_or_none, nearest_device, parse_device
 from dmconfig.errors import Code, Edit, Problem, SpecError, nearest
 from dmconfig.hints import key_hint, renamed_key
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.units import BUDGET_FORMS, GIB, SIZE_FORMS, Budget, parse_budget
+from dmconfig.units import BUDGET_FORMS, BUDGET_PATTERN, GIB, SIZE_FORMS, Budget, format_bytes, parse_budget
 from dmconfig.validation import (
     CODES,
     FileKind,
@@ -31,8 +31,10 @@ from dmconfig.validation import (
     not_one_of,
     path_in,
     refused,
+    text_or_number,
     validated,
     value_at,
+    written_as,
     wrong_type,
 )
 
@@ -40,9 +42,15 @@ SCHEMA_VERSION = 1
 DEFAULT_RESERVE = 3 * GIB // 2
 """1.5 GiB: what decoding one 1024 px image takes in bfloat16 in every AutoencoderKL, more than most denoisers need."""
 
-STRATEGIES = (
-    "balanced", "balanced_low_0", "sequential", "balanced_low_memory", "balanced_ultra_low_memory", "auto",
-)  # fmt: skip
+STRATEGY_MEANINGS = {
+    "balanced": "Each component whole on one accelerator, the fullest one as empty as can be",
+    "balanced_low_0": "As balanced, with the first accelerator as empty as can be",
+    "sequential": "The first accelerator is filled before the next",
+    "balanced_low_memory": "As balanced; what does not fit is brought whole while it runs",
+    "balanced_ultra_low_memory": "As balanced; what does not fit is brought layer by layer",
+    "auto": "The placement that moves weights for the least time per generation",
+}
+STRATEGIES = tuple(STRATEGY_MEANINGS)
 DEFAULT = "default"
 """The key of a device map that stands for every component it does not name."""
 DTYPES = {
@@ -98,18 +106,32 @@ def _form(value: object) -> str:
     return "(mapping)" if isinstance(value, Mapping) else "(word)"
 
 
-Device = Annotated[str, BeforeValidator(_device, json_schema_input_type=str | int)]
-Devices = Annotated[tuple[Device, ...], BeforeValidator(_devices), Field(min_length=1)]
+_LOADABLE = [*DTYPES, *(f"torch.{name}" for name in ("float32", "float16", "bfloat16"))]
+_DEVICE_SCHEMA = text_or_number(DEVICE_PATTERN, f"A device: {DEVICE_FORMS}.")
+_DEVICES_SCHEMA = {"type": "array", "items": _DEVICE_SCHEMA, "minItems": 1}
+_BUDGET_SCHEMA = text_or_number(BUDGET_PATTERN, f"The most that may be used: {BUDGET_FORMS}.")
+_WORD_SCHEMA = {
+    "anyOf": [
+        *({"const": name, "description": f"{text}."} for name, text in STRATEGY_MEANINGS.items()),
+        *_DEVICE_SCHEMA["anyOf"],
+    ]
+}
+"""A strategy or a device; each strategy with what it does, for editors to show."""
+
+Device = Annotated[str, BeforeValidator(_device, json_schema_input_type=written_as(_DEVICE_SCHEMA))]
+Devices = Annotated[
+    tuple[Device, ...],
+    Field(min_length=1),
+    BeforeValidator(_devices, json_schema_input_type=written_as(_DEVICES_SCHEMA)),
+]
 Execution = Annotated[
     Annotated[Device, Tag("(device)")] | Annotated[Devices, Tag("(list)")], Discriminator(_device_or_list)
 ]
-DeviceBudget = Annotated[
-    Budget, BeforeValidator(_budget, json_schema_input_type=str | int), Field(description=BUDGET_FORMS)
-]
-Dtype = Annotated[str, BeforeValidator(_dtype), Field(json_schema_extra={"enum": list(DTYPES)})]
+DeviceBudget = Annotated[Budget, BeforeValidator(_budget, json_schema_input_type=written_as(_BUDGET_SCHEMA))]
+Dtype = Annotated[str, BeforeValidator(_dtype), Field(json_schema_extra={"enum": _LOADABLE})]
 Word = Annotated[
     str,
-    BeforeValidator(_word, json_schema_input_type=str | int),
+    BeforeValidator(_word, json_schema_input_type=written_as(_WORD_SCHEMA)),
     Field(description=f"A strategy ({', '.join(STRATEGIES)}) or one device: {DEVICE_FORMS}."),
 ]
 
@@ -119,15 +141,27 @@ class PipelineSpec(Model):
 
     source: str = Field(
         description="Where the pipeline is: a folder in the diffusers layout, written ./folder, ../folder, /folder or "
-        "~/folder and relative to this file; otherwise a hub id such as stabilityai/stable-diffusion-xl-base-1.0."
+        "~/folder and relative to this file; otherwise a hub id such as stabilityai/stable-diffusion-xl-base-1.0.",
+        examples=["./models/sdxl", "stabilityai/stable-diffusion-xl-base-1.0"],
     )
-    revision: str | None = Field(None, description="Commit, tag or branch of a hub id. Write a commit for deployments.")
+    revision: str | None = Field(
+        None,
+        description="Commit, tag or branch of a hub id. Write a commit for deployments.",
+        examples=["462165984030d82259a11f4367a4eed129e94a7b"],
+    )
     class_name: str | None = Field(
-        None, alias="class", description="Pipeline class of diffusers. Default: the one the source names."
+        None,
+        alias="class",
+        description="Pipeline class of diffusers. Default: the one the source names.",
+        examples=["StableDiffusionXLPipeline"],
     )
-    variant: str | None = Field(None, description="Weights variant, e.g. fp16 for model.fp16.safetensors.")
+    variant: str | None = Field(
+        None, description="Weights variant, e.g. fp16 for model.fp16.safetensors.", examples=["fp16"]
+    )
     dtype: Dtype = Field(
-        "auto", description="Floating-point type of all components. auto keeps each component's stored type."
+        "auto",
+        description="Floating-point type of all components. auto keeps each component's stored type.",
+        examples=["bfloat16"],
     )
 
 
@@ -137,16 +171,26 @@ class ComponentSpec(Model):
     source: str | None = Field(
         None,
         description="Folder of a model or of a pipeline that has this component, or a hub id; default: the pipeline's.",
+        examples=["./models/vae-fix", "madebyollin/sdxl-vae-fp16-fix"],
     )
     subfolder: str | None = Field(
-        None, description="Folder inside the source. Default: the component's name where the source is a pipeline."
+        None,
+        description="Folder inside the source. Default: the component's name where the source is a pipeline.",
+        examples=["vae"],
     )
-    revision: str | None = Field(None, description="Commit, tag or branch, when source is a hub id.")
-    class_name: str | None = Field(None, alias="class", description="Class to load. Default: what the source names.")
-    variant: str | None = Field(None, description="Weights variant. Default: the pipeline's.")
-    dtype: Dtype | None = Field(None, description="Floating-point type. Default: the pipeline's.")
+    revision: str | None = Field(None, description="Commit, tag or branch, when source is a hub id.", examples=["main"])
+    class_name: str | None = Field(
+        None,
+        alias="class",
+        description="Class to load. Default: what the source names.",
+        examples=["EulerDiscreteScheduler"],
+    )
+    variant: str | None = Field(None, description="Weights variant. Default: the pipeline's.", examples=["fp16"])
+    dtype: Dtype | None = Field(None, description="Floating-point type. Default: the pipeline's.", examples=["float32"])
     config: dict[str, Any] | None = Field(
-        None, description="Config values set on top of the source's own; for schedulers."
+        None,
+        description="Config values set on top of the source's own; for schedulers.",
+        examples=[{"timestep_spacing": "trailing"}],
     )
 
 
@@ -154,16 +198,24 @@ class GroupOffloadSpec(Model):
     """How group offload cuts components: the options of diffusers' ``apply_group_offloading``, by the same names."""
 
     offload_type: Literal["leaf_level", "block_level"] = Field(
-        "leaf_level", description="leaf_level: one layer at a time; block_level: the blocks of a model in groups."
+        "leaf_level",
+        description="leaf_level: one layer at a time; block_level: the blocks of a model in groups.",
+        examples=["block_level"],
     )
-    num_blocks_per_group: int = Field(1, ge=1, description="Blocks brought together, at block_level.")
+    num_blocks_per_group: int = Field(1, ge=1, description="Blocks brought together, at block_level.", examples=[2])
     use_stream: bool = Field(
-        False, description="Bring the next group while one is computing: faster, takes two groups, needs CUDA or XPU."
+        False,
+        description="Bring the next group while one is computing: faster, takes two groups, needs CUDA or XPU.",
+        examples=[True],
     )
-    non_blocking: bool = Field(False, description="Copy without waiting; needs pinned host memory to help.")
-    record_stream: bool = Field(False, description="With use_stream: do not wait for it when freeing.")
+    non_blocking: bool = Field(
+        False, description="Copy without waiting; needs pinned host memory to help.", examples=[True]
+    )
+    record_stream: bool = Field(False, description="With use_stream: do not wait for it when freeing.", examples=[True])
     low_cpu_mem_usage: bool = Field(
-        False, description="With use_stream: pin host memory group by group, not all of it at once."
+        False,
+        description="With use_stream: pin host memory group by group, not all of it at once.",
+        examples=[True],
     )
 
 
@@ -172,17 +224,20 @@ class PlacementSpec(Model):
 
     execution: Execution = Field(
         description="The device on which the component runs, or a list of devices over which its blocks are spread, in "
-        "order. With offload: sequential, what does not fit these is brought layer by layer to the first."
+        "order. With offload: sequential, what does not fit these is brought layer by layer to the first.",
+        examples=["cuda:0", ["cuda:0", "cuda:1"]],
     )
     offload: Literal["none", "model", "sequential", "group"] = Field(
         "none",
         description="none: weights stay there; model: brought whole; sequential: layer by layer; group: in groups of "
         "layers, as group_offload says. Parts of a component stay, or are brought layer by layer.",
+        examples=["model"],
     )
     storage: Literal["cpu", "disk"] = Field(
         "cpu",
         description="Where offloaded weights rest. disk: in their own safetensors files, read when they are needed; "
         "nothing is copied, and no host memory is planned for them. Weights that are cast rest in offload_folder.",
+        examples=["disk"],
     )
 
     @property
@@ -208,56 +263,74 @@ DeviceMap = Annotated[
 class Spec(Model):
     """One deployment of one pipeline."""
 
-    version: Annotated[Literal[1], file_version(SCHEMA_VERSION)] = Field(description="Version of this file format.")
-    pipeline: PipelineSpec = Field(description="The pipeline and what holds for all of its components.")
+    version: Annotated[Literal[1], file_version(SCHEMA_VERSION)] = Field(
+        description="Version of this file format.", examples=[SCHEMA_VERSION]
+    )
+    pipeline: PipelineSpec = Field(
+        description="The pipeline and what holds for all of its components.",
+        examples=[{"source": "stabilityai/stable-diffusion-xl-base-1.0", "variant": "fp16", "dtype": "float16"}],
+    )
     components: dict[str, ComponentSpec | None] = Field(
         default_factory=dict,
         description="Components that differ from the source's own, by name; null leaves an optional one out.",
+        examples=[{"vae": {"dtype": "float32"}, "safety_checker": None}],
     )
     device_map: DeviceMap = Field(
         "balanced",
         description="A strategy, one device, or a mapping from component, or module path below one "
         "(transformer.single_transformer_blocks), to device; in a mapping, `default` names the strategy or device of "
         "what is not named.",
+        examples=["balanced", 0, {"unet": "cuda:0", "default": "cuda:1"}],
     )
     execution_device: Device | None = Field(
         None,
         description="Where the pipeline itself works: latents and embeddings live there. Default: the denoiser's "
         "device, which is right unless something else is entered on every step.",
+        examples=["cuda:0"],
     )
     max_memory: dict[Device, DeviceBudget] = Field(
         default_factory=dict,
         description="The most that may be used of each device, in the units of `reserve`, as 80% of the device, or as "
         "free-2GiB. When any accelerator is named, only those named are used. A budget of disk lets what low_memory "
         "offloads rest in its files when the cpu has no room.",
+        examples=[{"cuda:0": "20GiB", "cuda:1": "80%", "cpu": "free-8GiB"}],
+        json_schema_extra={"propertyNames": {"pattern": DEVICE_PATTERN}},
     )
     reserve: Reserve = Field(
         DEFAULT_RESERVE,
         description=f"Kept free for activations on every accelerator used: {SIZE_FORMS}. Or a mapping: for a device, "
         "for the phase in which a component runs, and under `default` for the others.",
+        examples=["3GiB", {"vae": "4GiB", "cuda:1": "1GiB", "default": "2GiB"}],
+        json_schema_extra={"default": format_bytes(DEFAULT_RESERVE).replace(" ", "")},
     )
     low_memory: LowMemory = Field(
         "none",
         description="How components whose weights do not stay on an accelerator get there: cpu_offload_with_hook "
         "brings each whole while it runs, sequential_cpu_offload one layer at a time, group_offload in groups.",
+        examples=["cpu_offload_with_hook"],
     )
     group_offload: GroupOffloadSpec = Field(
-        default_factory=GroupOffloadSpec, description="How group offload cuts components, where it is used."
+        default_factory=GroupOffloadSpec,
+        description="How group offload cuts components, where it is used.",
+        examples=[{"offload_type": "block_level", "num_blocks_per_group": 2}],
     )
     offload_folder: str | None = Field(
         None,
         description="Folder for weights that rest on disk and are in no file as they are loaded, because they are "
         "cast; what is written there is removed when the pipeline is unloaded. Relative to this file. Naming it lets "
         "what low_memory offloads rest on disk when the cpu has no room.",
+        examples=["./offload"],
     )
     calls: dict[str, Annotated[float, Field(gt=0, strict=False)]] = Field(
         default_factory=dict,
         description="How often a component runs per generation, by name: what the times of plans and the strategy auto "
         "go by. Default: as its class does, a denoiser once per step.",
+        examples=[{"transformer": 56}],
     )
     call: dict[str, Any] = Field(
         default_factory=dict,
         description="Defaults for the pipeline's call, by parameter name; `seed` makes the generator.",
+        examples=[{"num_inference_steps": 30, "guidance_scale": 5.0, "seed": 1}],
     )
 
     def reserve_of(self, component: str, device: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from dmconfig.devices import nearest_device
@@ -14,7 +14,7 @@ from dmconfig.errors import Code, DMConfigError, Problem, nearest
 from dmconfig.hints import VALUE_HINTS
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.units import parse_size
+from dmconfig.units import SIZE_FORMS, SIZE_PATTERN, parse_size
 
 DeviceAdvice = Callable[[ConfigPath, Any, str], tuple[str, str]]
 """From the path, what is written there and what is wrong with it: what is wrong in more words, and how to mend it."""
@@ -122,7 +122,21 @@ def _size(value: object) -> int:
         raise PydanticCustomError("bad_size", "{text}", {"text": str(error)}) from None
 
 
-Size = Annotated[int, BeforeValidator(_size, json_schema_input_type=str | int)]
+def text_or_number(pattern: str, description: str) -> dict[str, Any]:
+    """Return the JSON Schema of what may be a text of a pattern, or a whole number that is not negative."""
+    text = {"type": "string", "pattern": pattern, "description": description}
+    return {"anyOf": [text, {"type": "integer", "minimum": 0}]}
+
+
+def written_as(schema: dict[str, Any]) -> Any:
+    """Return the type that a value has in a file, for the JSON Schema alone."""
+    return Annotated[Any, WithJsonSchema(schema)]
+
+
+Size = Annotated[
+    int,
+    BeforeValidator(_size, json_schema_input_type=written_as(text_or_number(SIZE_PATTERN, f"A size: {SIZE_FORMS}."))),
+]
 
 CODES = {"bad_device": Code.BAD_DEVICE, "bad_size": Code.BAD_SIZE, "bad_dtype": Code.BAD_DTYPE}
 _EXPECTED = {

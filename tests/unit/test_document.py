@@ -231,18 +231,18 @@ def test_yaml_that_is_not_accepted_is_refused_by_name(text: str, position: tuple
 def test_merge_key_adds_keys_where_they_were_written() -> None:
     """A merged key is located in its anchor, also through a list and a second merge; a key of its own wins."""
     document = document_from(
-        "a: &a {x: 1, y: 2}\nb: &b\n  <<: *a\n  z: 3\nc: &c {w: 4, x: 5}\nd:\n  <<: [*b, *c]\n  y: 6\n"
+        "a: &a {x: 1, v: 2}\nb: &b\n  <<: *a\n  z: 3\nc: &c {w: 4, x: 5}\nd:\n  <<: [*b, *c]\n  v: 6\n"
     )
-    assert document.data["d"] == {"x": 1, "y": 6, "z": 3, "w": 4}
+    assert document.data["d"] == {"x": 1, "v": 6, "z": 3, "w": 4}
     assert (
         document.data["d"]
-        == yaml.safe_load("a: &a {x: 1, y: 2}\nb: &b {<<: *a, z: 3}\nc: &c {w: 4, x: 5}\nd: {<<: [*b, *c], y: 6}")["d"]
+        == yaml.safe_load("a: &a {x: 1, v: 2}\nb: &b {<<: *a, z: 3}\nc: &c {w: 4, x: 5}\nd: {<<: [*b, *c], v: 6}")["d"]
     )
     assert place(document, ("d", "x")) == (1, 11)
     assert place(document, ("d", "x"), key=True) == (1, 8)
     assert place(document, ("d", "z")) == (4, 6)
     assert place(document, ("d", "w")) == (5, 11)
-    assert place(document, ("d", "y")) == (8, 6)
+    assert place(document, ("d", "v")) == (8, 6)
 
 
 def test_merge_key_twice_is_refused() -> None:

@@ -161,7 +161,7 @@ def test_read_machine_order_in_the_file_does_not_matter(read: Any) -> None:
         ),
         (
             f"{HOST}devices:\n  0: {{memory: 1GiB}}\n  cuda:0: {{memory: 1GiB}}",
-            Code.DUPLICATE_DEVICE, "5:3", "'0' and 'cuda:0' are the same device", "keep one of the two",
+            Code.DUPLICATE_DEVICE, "5:3", "'0' and 'cuda:0' are the same device, cuda:0", "keep one of the two",
         ),
         (
             f"{HOST}devices:\n  0: {{memory: 1GiB}}\n  cuda:2: {{memory: 1GiB}}",
