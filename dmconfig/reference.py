@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,8 +122,7 @@ class _Reader:
             entry = form.get("additionalProperties")
             if isinstance(entry, dict):
                 inner = (*path, _OPEN_KEYS[path[0]])
-                mapping = next((each for each in field["examples"] if isinstance(each, dict)), {})
-                yield self._doc(inner, entry, "", _nested(path, dict([*mapping.items()][:1])))
+                yield self._doc(inner, entry, "", _nested(path, _one_entry(field["examples"])))
                 yield from self._inside(inner, entry)
 
     def _doc(self, path: Path, field: Schema, default: str | None, example: Mapping[str, Any]) -> KeyDoc:
@@ -183,6 +182,12 @@ class _Reader:
                 yield from ()  # the number that a device, a size or a budget may be written as
             case {"type": kind}:
                 yield _TYPES[kind]
+
+
+def _one_entry(examples: Iterable[Any]) -> dict[str, Any]:
+    """One entry of the example that is a mapping; one that is itself a mapping shows most."""
+    entries = [*next(each for each in examples if isinstance(each, dict)).items()]
+    return dict([next((entry for entry in entries if isinstance(entry[1], dict)), entries[-1])])
 
 
 def _names_inside(form: Schema, path: Path) -> Iterator[str]:

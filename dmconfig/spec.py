@@ -132,7 +132,7 @@ Dtype = Annotated[str, BeforeValidator(_dtype), Field(json_schema_extra={"enum":
 Word = Annotated[
     str,
     BeforeValidator(_word, json_schema_input_type=written_as(_WORD_SCHEMA)),
-    Field(description=f"A strategy ({', '.join(STRATEGIES)}) or one device: {DEVICE_FORMS}."),
+    Field(description=f"One device: {DEVICE_FORMS}; or, for all that is not named, a strategy."),
 ]
 
 
@@ -254,6 +254,7 @@ class PlacementSpec(Model):
 DeviceMapEntry = Annotated[
     Annotated[Word, Tag("(word)")] | Annotated[PlacementSpec, Tag("(mapping)")], Discriminator(_form)
 ]
+Calls = Annotated[float, Field(gt=0, strict=False, description="Times that it runs in one generation.")]
 Reserve = Annotated[Annotated[Size, Tag("(word)")] | Annotated[dict[str, Size], Tag("(mapping)")], Discriminator(_form)]
 DeviceMap = Annotated[
     Annotated[Word, Tag("(word)")] | Annotated[dict[str, DeviceMapEntry], Tag("(mapping)")], Discriminator(_form)
@@ -321,7 +322,7 @@ class Spec(Model):
         "what low_memory offloads rest on disk when the cpu has no room.",
         examples=["./offload"],
     )
-    calls: dict[str, Annotated[float, Field(gt=0, strict=False)]] = Field(
+    calls: dict[str, Calls] = Field(
         default_factory=dict,
         description="How often a component runs per generation, by name: what the times of plans and the strategy auto "
         "go by. Default: as its class does, a denoiser once per step.",
@@ -329,7 +330,9 @@ class Spec(Model):
     )
     call: dict[str, Any] = Field(
         default_factory=dict,
-        description="Defaults for the pipeline's call, by parameter name; `seed` makes the generator.",
+        description="Defaults for the pipeline's call, by parameter name. Pictures and masks by path, relative to this "
+        "file; films as an animated picture, a folder of frames or a list of them; `seed` makes the generator, as a "
+        "list one for each picture.",
         examples=[{"num_inference_steps": 30, "guidance_scale": 5.0, "seed": 1}],
     )
 

@@ -33,7 +33,7 @@ LAYERS = (
     {"document", "weights", "facts", "virtual"},
     {"resolve", "footprint", "cards", "sarif"},
     {"validation", "gguf"},
-    {"catalog", "spec", "inventory", "transfers", "layout", "offload"},
+    {"catalog", "spec", "inventory", "transfers", "layout", "offload", "inputs"},
     {"source", "machine", "configs", "layouts"},
     {"assembly"},
     {"measure"},

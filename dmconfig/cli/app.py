@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dmconfig.cli.doctor import doctor
+from dmconfig.cli.explain import explain
 from dmconfig.cli.machine import machine
 from dmconfig.cli.plan import plan
 from dmconfig.cli.printing import TRACEBACK
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (validate, plan, rehearse, run, doctor, machine, schema):
+for verb in (validate, plan, rehearse, run, doctor, machine, schema, explain):
     app.command()(verb)
 
 
