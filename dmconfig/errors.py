@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from dmconfig.paths import ROOT, ConfigPath, Location, render_path
+from dmconfig.secrets import redact
 
 if TYPE_CHECKING:
     from dmconfig.document import Document
@@ -40,9 +41,18 @@ class Code(StrEnum):
     UNSUPPORTED_YAML = "DM105"
     TOO_LARGE = "DM106"
     FILE_NOT_WRITTEN = "DM107"
-    # DM15x: overrides
+    # DM15x and DM16x: layers of files, and overrides
     BAD_OVERRIDE = "DM151"
     OVERRIDE_CONFLICT = "DM152"
+    LAYER_CONFLICT = "DM153"
+    UNSTATED_MERGE = "DM154"
+    BAD_APPEND = "DM155"
+    BAD_EXTENDS = "DM156"
+    EXTENDS_CYCLE = "DM157"
+    BAD_PROFILES = "DM158"
+    UNKNOWN_PROFILE = "DM159"
+    BAD_INTERPOLATION = "DM160"
+    UNSET_VARIABLE = "DM161"
     # DM2xx: the shape of the spec
     UNSUPPORTED_VERSION = "DM201"
     UNKNOWN_KEY = "DM202"
@@ -129,7 +139,8 @@ class DMConfigError(Exception):
     exit_code: ClassVar[int] = 2
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems: tuple[Problem, ...] = tuple(sorted(_each_once(problems), key=_file_order))
+        told = _each_once(map(_without_secrets, problems))
+        self.problems: tuple[Problem, ...] = tuple(sorted(told, key=_file_order))
         super().__init__("\n".join(render_problem(problem) for problem in self.problems))
 
 
@@ -219,6 +230,11 @@ def _each_once(problems: Iterable[Problem]) -> Iterable[Problem]:
     for problem in problems:
         found.setdefault((problem.code, problem.what, problem.location or problem.path, problem.origin), problem)
     return found.values()
+
+
+def _without_secrets(problem: Problem) -> Problem:
+    what, why, fix, origin = (redact(text) for text in (problem.what, problem.why, problem.fix, problem.origin))
+    return replace(problem, what=what, why=why, fix=fix, origin=origin)
 
 
 def _file_order(problem: Problem) -> tuple[str, int, int]:

@@ -114,6 +114,59 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "Keep one of the two.",
         "--set device_map=cuda:0 --set device_map=cuda:1",
     ),
+    # layers of files
+    Code.LAYER_CONFLICT: _words(
+        "Two files that go together say different things of one key, and neither of them is over the other: two files "
+        "under extends, or two overlays. Which one wins would depend on their order.",
+        "dmconfig plan base.yaml -f gpu.yaml -f office.yaml, where both overlays set reserve.",
+        "Keep one of the two, let one extend the other, or decide in the file that extends both, or with --set.",
+    ),
+    Code.UNSTATED_MERGE: _file(
+        "A list is in two layers, and nothing says how the two go together. Whether lists are added up or replaced is "
+        "never guessed.",
+        "device_map:\n  transformer: {execution: [cuda:0, cuda:1]}\n  default: balanced\nprofiles:\n"
+        "  prod:\n    device_map:\n      transformer: {execution: [cuda:2, cuda:3]}\n",
+        "Write !replace before the list to put it in the other's place, or !append to add to the other.",
+        "--profile prod",
+    ),
+    Code.BAD_APPEND: _file(
+        "!append adds to a list of a weaker layer, and there is none.",
+        "profiles:\n  prod:\n    device_map:\n      transformer: {execution: !append [cuda:1]}\n      default: cpu\n",
+        "Leave out !append, or write the whole list with !replace.",
+        "--profile prod",
+    ),
+    Code.BAD_EXTENDS: _file(
+        "extends takes the name of a file, relative to this one, or a list of names.",
+        "extends: {file: base.yaml}\n",
+        "Write extends: base.yaml, or extends: [base.yaml, site.yaml].",
+    ),
+    Code.EXTENDS_CYCLE: _file(
+        "Files extend one another in a circle, so none of them is the base of the others. The report names every step.",
+        "extends: pipe.yaml\n",
+        "Remove one of the lines that the report names.",
+    ),
+    Code.BAD_PROFILES: _file(
+        "profiles is a mapping from the name of a profile to the keys of this file that differ in it. What is for the "
+        "whole file (version, extends, profiles) cannot stand in a profile.",
+        "profiles: [prod, test]\n",
+        "Write profiles: {prod: {device_map: balanced}}.",
+    ),
+    Code.UNKNOWN_PROFILE: _file(
+        "A profile is chosen, with --profile, profile= or DMCONFIG_PROFILE, that no file has.",
+        "profiles: {prod: {reserve: 3GiB}}\n",
+        "Choose one of the profiles that the report lists, or add it.",
+        "--profile prd",
+    ),
+    Code.BAD_INTERPOLATION: _file(
+        "A $ in a value is not the beginning of a variable: ${NAME}, ${NAME:-default} and ${NAME:?message} are.",
+        "call: {prompt: a $5 bill}\n",
+        "Write $$ where a $ is meant, and ${NAME} for a variable. Keys have no variables.",
+    ),
+    Code.UNSET_VARIABLE: _file(
+        "A value uses a variable of the environment that is not set, or is empty, and gives no default.",
+        "offload_folder: ${DMCONFIG_EXAMPLE_OF_A_FOLDER}\n",
+        "Set the variable, or write a default: ${NAME:-./offload}.",
+    ),
     # the shape of the spec
     Code.UNSUPPORTED_VERSION: _whole(
         "The file says a version of the format that this dmconfig does not read. A file of a newer version says only "

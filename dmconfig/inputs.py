@@ -33,8 +33,7 @@ BY_PATH = PICTURES | MASKS | FILMS
 def call_with_files(resolved: Resolved, call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the file's call with paths of pictures in full, as ``Path``; see ``opened``."""
     return {
-        name: _in_folder(value, resolved.folder_of(("call", name))) if name in BY_PATH else value
-        for name, value in call.items()
+        name: _in_folder(value, resolved, ("call", name)) if name in BY_PATH else value for name, value in call.items()
     }
 
 
@@ -56,10 +55,12 @@ def unreadable_inputs(resolved: Resolved, call: Mapping[str, Any]) -> Iterator[P
             yield from _unreadable(resolved, ("call", name), value)
 
 
-def _in_folder(value: Any, folder: Path) -> Any:
+def _in_folder(value: Any, resolved: Resolved, path: ConfigPath) -> Any:
+    """Each path starts in the folder of the file that says it: the parts of a list may come from several."""
     if isinstance(value, str):
-        return folder / Path(value).expanduser()
-    return [_in_folder(each, folder) for each in value] if isinstance(value, list) else value
+        return resolved.folder_of(path) / Path(value).expanduser()
+    is_list = isinstance(value, list)
+    return [_in_folder(each, resolved, (*path, index)) for index, each in enumerate(value)] if is_list else value
 
 
 def _opened(name: str, value: Any) -> Any:

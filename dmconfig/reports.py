@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dmconfig.errors import Problem, problem_head, problem_lines
 from dmconfig.paths import Location, lines_of, render_path
+from dmconfig.secrets import redact
 
 WIDTH = 100
 """The most columns shown of a line of the file; of a longer one, those around the place."""
@@ -70,7 +71,7 @@ def _excerpt(location: Location, lines: dict[str, list[str]]) -> list[str]:
     known = lines[location.file]
     if not location.length or location.line > len(known):
         return []
-    line = _printable(known[location.line - 1].rstrip())
+    line = _printable(redact(known[location.line - 1].rstrip()))
     start = location.column - 1
     marked = line[start : start + location.length]
     text, column = _around(line, start)

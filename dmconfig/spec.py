@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from dmconfig.devices import DEVICE_FORMS, DEVICE_PATTERN, DISK, device_or_none, nearest_device, parse_device
 from dmconfig.errors import Code, Edit, Problem, SpecError, nearest
 from dmconfig.hints import key_hint, renamed_key
+from dmconfig.layers import FILE_KEYS
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.units import BUDGET_FORMS, BUDGET_PATTERN, GIB, SIZE_FORMS, Budget, format_bytes, parse_budget
@@ -417,7 +418,7 @@ def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
 
 def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
     key, model = str(path[-1]), _model_at(path[:-1])
-    known = [*keys(model)]
+    known = [*keys(model), *(FILE_KEYS if model is Spec else ())]
     new = renamed_key(path)
     if new is not None:
         return _renamed_key(path, new, resolved)

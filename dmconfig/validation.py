@@ -98,7 +98,7 @@ def _named_twice(resolved: Resolved, section: Section) -> Iterator[Problem]:
             what = f"{seen[meaning]!r} and {key!r} are the same {section.word}"
             what += f", {meaning}" if isinstance(meaning, str) else ""
             fix = "keep one of the two"
-            if resolved.overrides:
+            if None in (resolved.place((section.name, name))[0] for name in (key, seen[meaning])):
                 fix += f"; an override has to spell the {section.word} as the file does"
             yield resolved.problem(Code.DUPLICATE_DEVICE, (section.name, key), what, fix=fix, key=True)
         seen[meaning] = key

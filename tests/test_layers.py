@@ -27,11 +27,13 @@ PLAN_SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
-    {"version", "paths", "units", "devices", "progress"},
+    {"version", "paths", "units", "devices", "progress", "secrets"},
     {"errors", "hints", "rates"},
     {"explanations", "reports"},
-    {"document", "weights", "facts", "virtual"},
-    {"resolve", "footprint", "cards", "sarif"},
+    {"document", "interpolation", "weights", "facts", "virtual"},
+    {"merging", "footprint", "cards", "sarif"},
+    {"layers"},
+    {"resolve"},
     {"validation", "gguf"},
     {"catalog", "spec", "inventory", "transfers", "layout", "offload", "inputs"},
     {"source", "machine", "configs", "layouts"},
@@ -39,8 +41,8 @@ LAYERS = (
     {"measure"},
     {"check"},
     {"plan"},
-    {"fetch", "render", "output", "console"},
-    {"build", "dispatch", "doctor", "picture", "schema"},
+    {"fetch", "render", "output", "console", "writing"},
+    {"provenance", "build", "dispatch", "doctor", "picture", "schema"},
     {"rehearse"},
     {"condition"},
     {"load"},

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dmconfig.cli.config import config
 from dmconfig.cli.doctor import doctor
 from dmconfig.cli.explain import explain
 from dmconfig.cli.machine import machine
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (validate, plan, rehearse, run, doctor, machine, schema, explain):
+for verb in (validate, config, explain, plan, rehearse, run, doctor, machine, schema):
     app.command()(verb)
 
 

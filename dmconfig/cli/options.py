@@ -37,6 +37,18 @@ FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Th
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the file, e.g. device_map=cuda:1.")
 ]
+OverlayOption = Annotated[
+    list[Path] | None,
+    typer.Option("--overlay", "-f", metavar="FILE", help="Lay a file over the spec; may be given several times."),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="Use this profile of the files; otherwise the one that DMCONFIG_PROFILE names, if any.",
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to show the result.")]
 ReportFormatOption = Annotated[
     ReportFormat,

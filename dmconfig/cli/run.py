@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmconfig.cli.options import FileArgument, Format, FormatOption, SetOption, call_overrides, overrides_of
+from dmconfig.cli.options import (
+    FileArgument,
+    Format,
+    FormatOption,
+    OverlayOption,
+    ProfileOption,
+    SetOption,
+    call_overrides,
+    overrides_of,
+)
 from dmconfig.cli.printing import exit_on_problems, print_json, print_plan, quiet_libraries
 
 if TYPE_CHECKING:
@@ -24,6 +33,8 @@ def run(
     call: Annotated[
         list[str] | None, typer.Option("--call", metavar="KEY=VALUE", help="An argument of the pipeline's call.")
     ] = None,
+    overlays: OverlayOption = None,
+    profile: ProfileOption = None,
     set_: SetOption = None,
     format_: FormatOption = Format.TEXT,
 ) -> None:
@@ -40,7 +51,8 @@ def run(
         check_output(out)
         overrides = (*overrides_of(set_), *call_overrides(prompt, seed, call))
         with progress.phase("plan"):
-            checked = fetched(check_file(file, overrides, ask_hub=True), progress)
+            given = check_file(file, overrides, overlays=overlays or (), profile=profile, ask_hub=True)
+            checked = fetched(given, progress)
             _check_runnable(checked, out)
             check_weights(checked.resolved, checked.assembly)
             planned = plan_for(checked, probe_machine())

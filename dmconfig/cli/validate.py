@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dmconfig.cli.options import FilesArgument, Format, ReportFormat, ReportFormatOption, SetOption, overrides_of
-from dmconfig.cli.printing import exit_on_problems, print_json
+from dmconfig.cli.options import (
+    FilesArgument,
+    Format,
+    OverlayOption,
+    ProfileOption,
+    ReportFormat,
+    ReportFormatOption,
+    SetOption,
+    overrides_of,
+)
+from dmconfig.cli.printing import exit_on_problems, print_json, show
 
 if TYPE_CHECKING:
     from dmconfig.errors import Problem
@@ -18,25 +27,34 @@ if TYPE_CHECKING:
     Verdict = tuple[str, tuple[Problem, ...]]
 
 
-def validate(files: FilesArgument, set_: SetOption = None, format_: ReportFormatOption = ReportFormat.TEXT) -> None:
+def validate(
+    files: FilesArgument,
+    overlays: OverlayOption = None,
+    profile: ProfileOption = None,
+    set_: SetOption = None,
+    format_: ReportFormatOption = ReportFormat.TEXT,
+) -> None:
     """Check specs: everything that can be known without a machine and without reading weights.
 
     Ends with 2 when any file is wrong; the others are checked nevertheless.
     """
     with exit_on_problems(Format.JSON if format_ is ReportFormat.JSON else Format.TEXT):
         overrides = overrides_of(set_)
-    verdicts = ((str(file), _problems_of(file, overrides)) for file in files)
+    verdicts = ((str(file), _problems_of(file, overlays or (), profile, overrides)) for file in files)
     raise typer.Exit(_report(verdicts, format_))
 
 
-def _problems_of(file: Path, overrides: Sequence[Override]) -> tuple[Problem, ...]:
+def _problems_of(
+    file: Path, overlays: Sequence[Path], profile: str | None, overrides: Sequence[Override]
+) -> tuple[Problem, ...]:
     from dmconfig.check import check_weights
     from dmconfig.errors import DMConfigError
-    from dmconfig.load import check_file
+    from dmconfig.load import check_file, check_profiles
 
     try:
-        checked = check_file(file, overrides)
+        checked = check_file(file, overrides, overlays=overlays, profile=profile)
         check_weights(checked.resolved, checked.assembly)
+        check_profiles(file, overrides, overlays=overlays)
     except DMConfigError as error:
         return error.problems
     return ()
@@ -61,10 +79,10 @@ def _print(file: str, problems: tuple[Problem, ...], format_: ReportFormat) -> N
     match format_:
         case ReportFormat.LINE:
             for problem in problems:
-                typer.echo(problem_line(problem, file))
+                show(problem_line(problem, file))
         case ReportFormat.GITHUB:
             for problem in problems:
-                typer.echo(github_annotation(problem, file))
+                show(github_annotation(problem, file))
         case _ if not problems:
             typer.echo(f"{file}: valid")
         case _:

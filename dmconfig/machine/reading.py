@@ -45,7 +45,7 @@ from dmconfig.machine.model import (
     link_of,
 )
 from dmconfig.paths import ConfigPath
-from dmconfig.resolve import Resolved
+from dmconfig.resolve import Resolved, as_read
 from dmconfig.units import format_bytes
 from dmconfig.validation import (
     FileKind,
@@ -127,7 +127,7 @@ def read_machine(file: str | Path) -> Inventory:
 
 
 def _inventory(document: Document) -> Inventory:
-    resolved = Resolved(data=document.data, document=document)
+    resolved = as_read(document)
     entries = validated(resolved, _MACHINE_FILE)
     problems = [*_contradictions(entries, resolved)]
     if problems:
