@@ -91,7 +91,7 @@ def read_document(file: str | Path, *, name: str | None = None, tagged: bool = F
     Raises: DocumentError: every problem of the file; after a syntax error, that one alone.
     """
     name, folder = name or str(file), Path(file).absolute().parent
-    return parse_document(_read_text(Path(file), name), name=name, folder=folder, tagged=tagged)
+    return parse_document(read_text(Path(file), name), name=name, folder=folder, tagged=tagged)
 
 
 def parse_document(text: str, *, name: str, folder: Path, tagged: bool = False) -> Document:
@@ -151,7 +151,11 @@ def refused_scalar(text: str) -> Refusal | None:
     return Refusal(Code.AMBIGUOUS_SCALAR, what, fix)
 
 
-def _read_text(file: Path, name: str) -> str:
+def read_text(file: Path, name: str) -> str:
+    """Return the text of a file, which is called ``name`` in what is said of it.
+
+    Raises: DocumentError: it cannot be read, is too large, or is not UTF-8.
+    """
     try:
         if file.stat().st_size > MAX_BYTES:
             what = f"{name} is larger than a spec can be ({MAX_BYTES >> 20} MiB)"

@@ -159,7 +159,7 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
     ),
     Code.BAD_INTERPOLATION: _file(
         "A $ in a value is not the beginning of a variable: ${NAME}, ${NAME:-default} and ${NAME:?message} are.",
-        "call: {prompt: a $5 bill}\n",
+        "call: {prompt: $PLACE at dusk}\n",
         "Write $$ where a $ is meant, and ${NAME} for a variable. Keys have no variables.",
     ),
     Code.UNSET_VARIABLE: _file(
@@ -282,6 +282,11 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "Write the path of a module with weights, as named_modules() of the class has it; the report lists the first "
         "level of them.",
         "--gpus 2x80GiB --ram 64GiB",
+    ),
+    Code.INPUT_UNREADABLE: _words(
+        "A picture, mask or film that the call is to have cannot be read from where the file says it is.",
+        "call: {image: ./cat.png}, where there is no cat.png beside the file.",
+        "Check the path, which is relative to the file it stands in, and that it is a picture or a film.",
     ),
     # sources and weights
     Code.SOURCE_NOT_FOUND: _whole(

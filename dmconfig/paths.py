@@ -54,6 +54,12 @@ def lines_of(text: str) -> list[str]:
     return _LINE_END.split(text)
 
 
+def offset_of(text: str, location: Location) -> int:
+    """Return where in a text the character at a location is."""
+    starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
+    return starts[location.line - 1] + location.column - 1
+
+
 def render_path(path: ConfigPath) -> str:
     """Return path as one writes it: ``components.vae.dtype``, ``items[2]``; the root is ``(whole file)``.
 

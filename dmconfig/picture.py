@@ -9,12 +9,12 @@ from __future__ import annotations
 import html
 import math
 import os
-import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dmconfig.atomic import write_whole
 from dmconfig.devices import is_accelerator
 from dmconfig.errors import Code, Problem, RunError
 from dmconfig.plan.model import Plan
@@ -89,15 +89,7 @@ def write_picture(picture: str, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=SUFFIX)
-        draft = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-                stream.write(picture)
-            draft.chmod(0o644)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(path, picture.encode())
     except OSError as error:
         what = f"{path} could not be written: {error}"
         raise RunError([Problem(code=Code.OUTPUT_NOT_WRITTEN, what=what, origin="--out")]) from error

@@ -13,6 +13,7 @@ from typing import Any
 
 from dmconfig.devices import DEVICE_PATTERN
 from dmconfig.hints import RENAMED
+from dmconfig.schema import FILE_KEY_SCHEMAS, PROFILE_MEANING
 from dmconfig.spec import Spec
 from dmconfig.units import BUDGET_PATTERN, SIZE_PATTERN
 
@@ -26,6 +27,7 @@ _OPEN_KEYS = {
     "reserve": "<component or device>",
     "calls": "<component>",
     "call": "<parameter>",
+    "profiles": "<profile>",
 }
 """The mappings whose keys are not the format's, and what their keys are."""
 _PATTERNS = {DEVICE_PATTERN: "a device", SIZE_PATTERN: "a size", BUDGET_PATTERN: "a budget"}
@@ -65,7 +67,9 @@ class KeyDoc:
 def key_docs() -> tuple[KeyDoc, ...]:
     """Return every key of the file, in its order, each before the keys inside it."""
     schema = Spec.model_json_schema()
-    return tuple(_Reader(schema["$defs"]).keys_of(schema, ()))
+    schema["properties"] |= FILE_KEY_SCHEMAS
+    profile = {"type": "object", "description": PROFILE_MEANING}
+    return tuple(_Reader({**schema["$defs"], "Profile": profile}).keys_of(schema, ()))
 
 
 def find_keys(text: str) -> tuple[KeyDoc, ...]:

@@ -32,28 +32,33 @@ def file_schema(spec: Mapping[str, Any]) -> dict[str, Any]:
     profile = {key: each for key, each in schema["properties"].items() if key != VERSION}
     schema["$defs"]["Profile"] = {
         "additionalProperties": False,
-        "description": "The keys of the file that differ with this profile.",
+        "description": PROFILE_MEANING,
         "properties": profile,
         "type": "object",
     }
-    schema["properties"] |= _FILE_KEYS
+    schema["properties"] |= FILE_KEY_SCHEMAS
     return schema | {"required": [VERSION]}
 
 
-_FILE_KEYS = {
+PROFILE_MEANING = "The keys of the file that differ with this profile."
+FILE_KEY_SCHEMAS: dict[str, dict[str, Any]] = {
     EXTENDS: {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
         "description": "A file, or several, that this one is over: what is not said here is as it is there. Relative "
         "to this file.",
+        "examples": ["base.yaml", ["base.yaml", "../site.yaml"]],
         "title": "Extends",
     },
     PROFILES: {
         "additionalProperties": {"anyOf": [{"$ref": "#/$defs/Profile"}, {"type": "null"}]},
         "description": "Named sets of keys over this file, of which --profile or DMCONFIG_PROFILE chooses one.",
+        "examples": [{"small": {"device_map": "cuda:0", "low_memory": "cpu_offload_with_hook"}}],
         "title": "Profiles",
         "type": "object",
     },
 }
+"""The schemas of the keys that are of a file, not of the spec in it."""
+
 _VARIABLE = {"pattern": "\\$\\{", "type": "string"}
 
 
@@ -63,7 +68,7 @@ def _or_variable(name: str, schema: dict[str, Any]) -> dict[str, Any]:
         return schema | {"additionalProperties": _or_variable(name, schema["additionalProperties"])}
     if name == VERSION or _takes_text(schema):
         return schema
-    kept = {key: value for key, value in schema.items() if key in ("default", "description", "title")}
+    kept = {key: value for key, value in schema.items() if key in ("default", "description", "examples", "title")}
     return kept | {"anyOf": [{key: value for key, value in schema.items() if key not in kept}, _VARIABLE]}
 
 

@@ -428,17 +428,18 @@ def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
 
 
 def _renamed_key(path: ConfigPath, new: str, resolved: Resolved) -> Problem:
-    """The problem of a key that is called something else here; an edit mends it, unless both are there."""
-    old = str(path[-1])
-    if new in value_at(resolved.data, path[:-1]):
-        what, fix = f"{old!r} is called {new!r} here, which is there as well", f"keep {new!r} alone"
-        return resolved.problem(Code.RENAMED_KEY, path, what, fix=fix, key=True)
-    what, fix = f"{old!r} is called {new!r} here", f"{old} -> {new}"
-    problem = resolved.problem(Code.RENAMED_KEY, path, what, fix=fix, key=True)
+    """The problem of a key that is called something else here; an edit mends it, unless that is there as well."""
+    old, beside = str(path[-1]), value_at(resolved.data, path[:-1])
+    rivals = [key for key in beside if key != old and new in (key, renamed_key((*path[:-1], key)))]
+    what = f"{old!r} is called {new!r} here"
+    if rivals:
+        what = f"{what}, {'which is there as well' if new in rivals else f'and so is {rivals[0]!r}'}"
+        return resolved.problem(Code.RENAMED_KEY, path, what, fix="keep one of them", key=True)
+    problem = resolved.problem(Code.RENAMED_KEY, path, what, fix=f"{old} -> {new}", key=True)
     if problem.location is None:
         return problem
     edit = Edit(location=problem.location, old=old, new=new)
-    return replace(problem, fix=f"{fix}; dmconfig fix {problem.location.file} writes it", edit=edit)
+    return replace(problem, fix=f"{problem.fix}; dmconfig fix {problem.location.file} writes it", edit=edit)
 
 
 def _model_at(path: ConfigPath) -> type[Model]:

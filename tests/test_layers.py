@@ -27,7 +27,7 @@ PLAN_SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
-    {"version", "paths", "units", "devices", "progress", "secrets"},
+    {"version", "paths", "units", "devices", "progress", "secrets", "atomic"},
     {"errors", "hints", "rates"},
     {"explanations", "reports"},
     {"document", "interpolation", "weights", "facts", "virtual"},
@@ -43,8 +43,8 @@ LAYERS = (
     {"plan"},
     {"fetch", "render", "output", "console", "writing"},
     {"provenance", "build", "dispatch", "doctor", "picture", "schema"},
-    {"rehearse"},
-    {"condition"},
+    {"rehearse", "reference"},
+    {"condition", "explain", "fixing"},
     {"load"},
     {"cli"},
     {"__init__", "__main__"},

@@ -40,7 +40,7 @@ def test_schema_accepts_the_examples(file: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"version": 1},
+        {"pipeline": {"source": "./x"}},
         {"version": 2, "pipeline": {"source": "./x"}},
         {"version": 1, "pipeline": {"source": "./x", "torch_dtype": "float16"}},
         {"version": 1, "pipeline": {"source": "./x"}, "device": "cuda"},
@@ -48,7 +48,7 @@ def test_schema_accepts_the_examples(file: Path) -> None:
         {"version": 1, "pipeline": {"source": "./x"}, "device_map": ["cuda:0"]},
         {"version": 1, "pipeline": {"source": "./x"}, "components": {"unet": {"devise": "cuda:0"}}},
     ],
-    ids=["no-pipeline", "newer", "unknown-key", "unknown-top-key", "unknown-word", "list", "unknown-component-key"],
+    ids=["no-version", "newer", "unknown-key", "unknown-top-key", "unknown-word", "list", "unknown-component-key"],
 )
 def test_schema_refuses_what_the_command_refuses(wrong: dict[str, object]) -> None:
     """An editor with the schema marks the mistakes that the command would report."""

@@ -29,7 +29,8 @@ def test_most_codes_are_shown_by_a_file() -> None:
     in_words = {code for code in Code if code not in SHOWN and code < "DM600"}
     assert in_words == {
         Code.FILE_UNREADABLE, Code.FILE_NOT_WRITTEN, Code.NOT_SUPPORTED_YET, Code.BAD_COMMAND_LINE,
-        Code.SOURCE_CLASS_DIFFERS, Code.WEIGHTS_MISSING, Code.WEIGHTS_CORRUPT, Code.DOWNLOAD_FAILED,
+        Code.LAYER_CONFLICT, Code.INPUT_UNREADABLE, Code.SOURCE_CLASS_DIFFERS,
+        Code.WEIGHTS_MISSING, Code.WEIGHTS_CORRUPT, Code.DOWNLOAD_FAILED,
     }  # fmt: skip
 
 
