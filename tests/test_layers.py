@@ -46,6 +46,7 @@ LAYERS = (
     {"rehearse", "reference"},
     {"condition", "explain", "fixing"},
     {"load"},
+    {"starter"},
     {"cli"},
     {"__init__", "__main__"},
 )

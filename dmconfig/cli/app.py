@@ -11,6 +11,7 @@ from dmconfig.cli.config import config
 from dmconfig.cli.doctor import doctor
 from dmconfig.cli.explain import explain
 from dmconfig.cli.fix import fix
+from dmconfig.cli.init import init
 from dmconfig.cli.machine import machine
 from dmconfig.cli.plan import plan
 from dmconfig.cli.printing import TRACEBACK
@@ -30,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (validate, fix, config, explain, plan, rehearse, run, doctor, machine, schema):
+for verb in (init, validate, fix, config, explain, plan, rehearse, run, doctor, machine, schema):
     app.command()(verb)
 
 
