@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dmconfig.dispatch import swap as swap
     from dmconfig.dispatch import unload as unload
     from dmconfig.errors import DMConfigError as DMConfigError
+    from dmconfig.export import to_spec as to_spec
     from dmconfig.load import load_from_yaml as load_from_yaml
     from dmconfig.load import loaded as loaded
     from dmconfig.load import plan_from_yaml as plan_from_yaml
@@ -29,6 +30,7 @@ _HOMES = {
     "plan_from_yaml": "dmconfig.load",
     "report": "dmconfig.condition",
     "swap": "dmconfig.dispatch",
+    "to_spec": "dmconfig.export",
     "unload": "dmconfig.dispatch",
 }
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "plan_from_yaml",
     "report",
     "swap",
+    "to_spec",
     "unload",
 ]
 

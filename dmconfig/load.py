@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.check import check, check_weights
-from dmconfig.errors import Code, DispatchError, DMConfigError, Problem, SpecError, nearest
+from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
 from dmconfig.inputs import call_with_files
 from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.layers import Files, profiles_of, read_files
 from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
+from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
 from dmconfig.plan.task import Task
 from dmconfig.progress import NoProgress, Progress
@@ -69,11 +70,19 @@ def check_file(
         profile: the profile to use; None: the one that ``DMCONFIG_PROFILE`` names, if any.
         ask_hub: whether the hub may be asked what a pipeline is made of that nothing is known of here.
 
-    Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any.
+    Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any, and those of later
+        ones that do not follow from them.
         BuildError: the hub was to be asked, and a download failed.
     """
-    resolved = resolve_file(file, overrides, overlays=overlays, profile=profile)
-    spec = validate_spec(resolved)
+    claims = tuple(overrides)
+    try:
+        resolved = resolve_file(file, claims, overlays=overlays, profile=profile)
+    except DocumentError as error:
+        raise told_with_shape(error, lambda document: resolve(document, claims, profile=profile)) from None
+    try:
+        spec = validate_spec(resolved)
+    except SpecError as error:
+        raise told_with_names(error, resolved) from None
     if ask_hub:
         from dmconfig.fetch import fetch_indexes
 
@@ -281,6 +290,7 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
                 files=files,
                 progress=progress,
             )
+            placed._loaded_from = checked.resolved  # for to_spec: what cannot be seen on the pipeline
         undo.pop_all()
     return placed
 

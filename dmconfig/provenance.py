@@ -45,10 +45,10 @@ class Value:
         return f"{words}, from {', '.join(self.variables)}" if self.variables else words
 
 
-def config_data(resolved: Resolved, folder: Path, spec: Spec | None = None) -> dict[str, Any]:
+def config_data(resolved: Resolved, folder: Path | None, spec: Spec | None = None) -> dict[str, Any]:
     """Return what all layers say, as the data of one file in ``folder``; with ``spec`` also the defaults of its keys.
 
-    Text that holds variables is ``Verbatim``.
+    Where ``folder`` is None, paths are written in full. Text that holds secret variables is ``Verbatim``.
     """
     data: dict[str, Any] = _written(resolved, ROOT, resolved.data, folder)
     for path, value in _defaults(spec) if spec is not None else ():
@@ -124,7 +124,7 @@ def _leaves(value: Any, path: ConfigPath) -> Iterator[tuple[ConfigPath, Any]]:
 # ---------------------------------------------------------------- values, as they are written
 
 
-def _written(resolved: Resolved, path: ConfigPath, value: Any, folder: Path) -> Any:
+def _written(resolved: Resolved, path: ConfigPath, value: Any, folder: Path | None) -> Any:
     if isinstance(value, dict):
         return {key: _written(resolved, (*path, key), item, folder) for key, item in value.items()}
     if isinstance(value, list):
@@ -161,8 +161,10 @@ def _is_path(path: ConfigPath, value: Any) -> bool:
             return False
 
 
-def _moved(text: str, start: Path, folder: Path) -> str:
-    """A path that starts in one folder, as it is written in another."""
+def _moved(text: str, start: Path, folder: Path | None) -> str:
+    """A path that starts in one folder, as it is written in another, or in full."""
+    if folder is None:
+        return str(start / Path(text).expanduser())
     if start == folder or text.startswith("~") or Path(text).is_absolute():
         return text
     return as_written(start / text, folder)

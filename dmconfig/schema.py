@@ -22,8 +22,8 @@ def schema_text() -> str:
 def file_schema(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of one file of a spec, from that of a whole spec.
 
-    A file may be one of several layers, so only its version is required; it may extend others and have profiles; and
-    where a number or a word is expected, a variable may stand.
+    A file may be one of several layers, so nothing is required of one that extends another or has neither a version
+    nor a source. It may have profiles; and where a number or a word is expected, a variable may stand.
     """
     schema: dict[str, Any] = copy.deepcopy(dict(spec))
     for model in (schema, *schema["$defs"].values()):
@@ -37,7 +37,16 @@ def file_schema(spec: Mapping[str, Any]) -> dict[str, Any]:
         "type": "object",
     }
     schema["properties"] |= FILE_KEY_SCHEMAS
-    return schema | {"required": [VERSION]}
+    return schema | {"allOf": [_together(_HAS_VERSION, _HAS_SOURCE), _together(_HAS_SOURCE, _HAS_VERSION)]}
+
+
+_HAS_VERSION: dict[str, Any] = {"required": [VERSION]}
+_HAS_SOURCE: dict[str, Any] = {"required": ["pipeline"], "properties": {"pipeline": {"required": ["source"]}}}
+
+
+def _together(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """What has one has the other too, unless it extends a file."""
+    return {"if": one | {"not": {"required": [EXTENDS]}}, "then": other}
 
 
 PROFILE_MEANING = "The keys of the file that differ with this profile."
