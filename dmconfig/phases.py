@@ -28,15 +28,12 @@ def told_with_shape(error: DocumentError, resolve: Callable[[Document], Resolved
     """
     if error.document is None:
         return error
-    try:
-        validate_spec(resolve(error.document))
-    except DMConfigError as other:
-        if [problem.code for problem in other.problems] == [Code.UNSUPPORTED_VERSION]:
-            return other
-        unread = Code.UNSUPPORTED_YAML in {problem.code for problem in error.problems}
-        independent = [each for each in other.problems if not (unread and each.code is Code.MISSING_KEY)]
-        return DocumentError([*error.problems, *_elsewhere(independent, error.problems)], error.document)
-    return error
+    later = _later_problems(error.document, resolve)
+    if [problem.code for problem in later] == [Code.UNSUPPORTED_VERSION]:
+        return SpecError(later)
+    unread = Code.UNSUPPORTED_YAML in {problem.code for problem in error.problems}
+    independent = [each for each in later if not (unread and each.code is Code.MISSING_KEY)]
+    return DocumentError([*error.problems, *_elsewhere(independent, error.problems)], error.document)
 
 
 def told_with_names(error: SpecError, resolved: Resolved) -> SpecError:
@@ -44,13 +41,29 @@ def told_with_names(error: SpecError, resolved: Resolved) -> SpecError:
     data = resolved.data
     for path in sorted((problem.path for problem in error.problems), key=len, reverse=True):
         data = _without(data, path)
-    rest = replace(resolved, data=data)
+    return SpecError([*error.problems, *_elsewhere(_wrong_names(replace(resolved, data=data)), error.problems)])
+
+
+def _later_problems(document: Document, resolve: Callable[[Document], Resolved]) -> Sequence[Problem]:
+    """What phases after reading say of a document that could be read in part."""
     try:
-        check(rest, validate_spec(rest))
-    except DMConfigError as other:
-        named = [problem for problem in other.problems if problem.code in _OF_NAMES]
-        return SpecError([*error.problems, *_elsewhere(named, error.problems)])
-    return error
+        resolved = resolve(document)
+    except DMConfigError as error:
+        return error.problems
+    try:
+        validate_spec(resolved)
+    except SpecError as error:
+        return told_with_names(error, resolved).problems
+    return _wrong_names(resolved)
+
+
+def _wrong_names(resolved: Resolved) -> list[Problem]:
+    """What is wrong with the names in a spec; nothing where it is not one."""
+    try:
+        check(resolved, validate_spec(resolved))
+    except DMConfigError as error:
+        return [problem for problem in error.problems if problem.code in _OF_NAMES]
+    return []
 
 
 def _elsewhere(problems: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
