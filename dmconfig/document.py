@@ -402,6 +402,7 @@ _SYNTAX_FIXES = (
     ("expected ':'", "a key needs a colon and a space after it"),
     ("cannot start any token", "quote the value: its first character has a meaning of its own in YAML"),
     ("unexpected end of stream", "close the quote"),
+    ("unknown escape", "in double quotes a backslash begins an escape: write it twice, or use single quotes"),
     ("expected ',' or", "close the bracket, or put a comma between its items"),
     ("expected key", "indent this line as the ones around it, and close the quotes and brackets above it"),
     ("expected '-'", "begin each item of a list with '- ', indented alike"),

@@ -182,10 +182,22 @@ def key_hint(path: ConfigPath) -> str:
             return _IN_PLACEMENT.get(key, "")
 
 
+_TEXTS = {"source", "revision", "class", "variant", "subfolder", "offload_folder"}
+_YES_OR_NO = {"y": "true", "yes": "true", "on": "true", "n": "false", "no": "false", "off": "false"}
+
+
 def ambiguous_hint(path: ConfigPath, text: str) -> str:
-    """Return what a word that is a boolean to some readers of YAML means at path, where that is known."""
-    is_word = path[-1:] in (("low_memory",), ("offload",))
-    return "write none" if is_word and text.lower() in ("off", "no", "n") else ""
+    """Return what a word that is a boolean to some readers of YAML has to be at path, where that is known."""
+    meant = _YES_OR_NO.get(text.lower())
+    match path:
+        case ("low_memory",) | ("device_map", _, "offload") if meant == "false":
+            return "write none"
+        case ("group_offload", str()) if meant:
+            return f"write {meant}"
+        case (*_, key) if key in _TEXTS and path[:1] != ("call",):
+            return f"quote it: '{text}'"
+        case _:
+            return ""
 
 
 def call_hint(name: str) -> str | None:

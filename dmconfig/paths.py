@@ -74,5 +74,6 @@ def render_path(path: ConfigPath) -> str:
         if isinstance(element, int):
             text += f"[{element}]"
         else:
-            text += f".{element}" if text else element
+            shown = element if element.isprintable() else repr(element)[1:-1]
+            text += f".{shown}" if text else shown
     return text

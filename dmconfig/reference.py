@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dmconfig.devices import DEVICE_PATTERN
+from dmconfig.devices import DEVICE_PATTERN, RUNS_PATTERN
 from dmconfig.hints import RENAMED
 from dmconfig.schema import FILE_KEY_SCHEMAS, PROFILE_MEANING
 from dmconfig.spec import Spec
@@ -30,7 +30,7 @@ _OPEN_KEYS = {
     "profiles": "<profile>",
 }
 """The mappings whose keys are not the format's, and what their keys are."""
-_PATTERNS = {DEVICE_PATTERN: "a device", SIZE_PATTERN: "a size", BUDGET_PATTERN: "a budget"}
+_PATTERNS = {DEVICE_PATTERN: "a device", RUNS_PATTERN: "a device", SIZE_PATTERN: "a size", BUDGET_PATTERN: "a budget"}
 _TYPES = {
     "string": "text",
     "integer": "a whole number",
@@ -164,7 +164,10 @@ class _Reader:
         return " Or: ".join(str(option["description"]) for option in options if "description" in option)
 
     def _type(self, field: Schema, path: Path) -> str:
-        return " or ".join(dict.fromkeys(kind for form in self._forms(field) for kind in self._kinds(form, path)))
+        forms = [*self._forms(field)]
+        if any("pattern" in form for form in forms):  # of what is written as text, the number is another spelling
+            forms = [form for form in forms if form.get("type") != "integer"]
+        return " or ".join(dict.fromkeys(kind for form in forms for kind in self._kinds(form, path)))
 
     def _kinds(self, form: Schema, path: Path) -> Iterator[str]:
         """What a value of one form is, in words."""
@@ -182,8 +185,6 @@ class _Reader:
             case {"type": "object", "additionalProperties": entry} if len(path) == 1 and entry is not False:
                 what = self._type(entry, (*path, "")) if isinstance(entry, dict) else "any value"
                 yield f"a mapping from {_OPEN_KEYS[path[0]]} to {what}"
-            case {"type": "integer", "minimum": 0}:
-                yield from ()  # the number that a device, a size or a budget may be written as
             case {"type": kind}:
                 yield _TYPES[kind]
 

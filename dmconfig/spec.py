@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from dmconfig.devices import DEVICE_FORMS, DEVICE_PATTERN, DISK, device_or_none, nearest_device, parse_device
+from dmconfig.devices import (
+    DEVICE_FORMS,
+    DEVICE_PATTERN,
+    DISK,
+    RUNS_PATTERN,
+    device_or_none,
+    nearest_device,
+    parse_device,
+)
 from dmconfig.errors import Code, Edit, Problem, SpecError, nearest
 from dmconfig.hints import key_hint, renamed_key
 from dmconfig.layers import FILE_KEYS
@@ -108,7 +116,7 @@ def _form(value: object) -> str:
 
 
 _LOADABLE = [*DTYPES, *(f"torch.{name}" for name in ("float32", "float16", "bfloat16"))]
-_DEVICE_SCHEMA = text_or_number(DEVICE_PATTERN, f"A device: {DEVICE_FORMS}.")
+_DEVICE_SCHEMA = text_or_number(RUNS_PATTERN, f"A device: {DEVICE_FORMS}.")
 _DEVICES_SCHEMA = {"type": "array", "items": _DEVICE_SCHEMA, "minItems": 1}
 _BUDGET_SCHEMA = text_or_number(BUDGET_PATTERN, f"The most that may be used: {BUDGET_FORMS}.")
 _WORD_SCHEMA = {
@@ -118,6 +126,26 @@ _WORD_SCHEMA = {
     ]
 }
 """A strategy or a device; each strategy with what it does, for editors to show."""
+_SEED_SCHEMA: dict[str, Any] = {
+    "description": "Makes the generator: same seed, same picture. A list has one for each picture.",
+    "examples": [0],
+    "anyOf": [
+        {"type": "integer", "minimum": 0},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        {"type": "null"},
+    ],
+}
+
+
+def _default_apart(schema: dict[str, Any]) -> None:
+    """Say in the schema of a device map that strategies are for its default, and mappings for all others."""
+    _, mapping = schema["oneOf"]
+    word, placement = mapping["additionalProperties"]["oneOf"]
+    about = "What is not named: one device, or the strategy that plans it."
+    mapping["properties"] = {DEFAULT: word | {"description": about, "examples": ["balanced"]}}
+    device = {**_DEVICE_SCHEMA, "description": f"One device: {DEVICE_FORMS}."}
+    mapping["additionalProperties"] = {"oneOf": [device, placement]}
+
 
 Device = Annotated[str, BeforeValidator(_device, json_schema_input_type=written_as(_DEVICE_SCHEMA))]
 Devices = Annotated[
@@ -283,6 +311,7 @@ class Spec(Model):
         "(transformer.single_transformer_blocks), to device; in a mapping, `default` names the strategy or device of "
         "what is not named.",
         examples=["balanced", 0, {"unet": "cuda:0", "default": "cuda:1"}],
+        json_schema_extra=_default_apart,
     )
     execution_device: Device | None = Field(
         None,
@@ -335,6 +364,7 @@ class Spec(Model):
         "file; films as an animated picture, a folder of frames or a list of them; `seed` makes the generator, as a "
         "list one for each picture.",
         examples=[{"num_inference_steps": 30, "guidance_scale": 5.0, "seed": 1}],
+        json_schema_extra={"properties": {"seed": _SEED_SCHEMA}},
     )
 
     def reserve_of(self, component: str, device: str) -> int:
@@ -390,9 +420,16 @@ def validate_spec(resolved: Resolved) -> Spec:
     return validated(resolved, _SPEC_FILE)
 
 
-def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem:
-    """Turn one of pydantic's errors into a problem of ours, at a place that exists in the document."""
+def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem | None:
+    """Turn one of pydantic's errors into a problem of ours, at a place that exists in the document.
+
+    None for what another problem tells already.
+    """
     path = path_in(resolved.data, detail["loc"])
+    match path:
+        case ("device_map" | "components" as section, str() as name, *_) if name in keys(Spec):
+            what, fix = f"{name!r} is no component", "it belongs at the top level"
+            return resolved.problem(Code.UNKNOWN_KEY, (section, name), what, fix=fix, key=True)
     match detail["type"]:
         case "extra_forbidden":
             return _unknown_key(path, resolved)
@@ -406,7 +443,12 @@ def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem:
             return wrong_type(path, detail, resolved, _type_advice)
 
 
-def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
+def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem | None:
+    """The problem of a key that is not there; None where an unknown key is there in its place, which says so."""
+    known = [*keys(_model_at(path))]
+    others = [key for key in value_at(resolved.data, path) if key not in known]
+    if any(name in (renamed_key((*path, key)), nearest(key, known)) for key in others):
+        return None
     fix = {
         "version": "add 'version: 1' as the first line",
         "pipeline": "add 'pipeline: {source: ./folder}'",
@@ -423,6 +465,10 @@ def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
     if new is not None:
         return _renamed_key(path, new, resolved)
     fix = key_hint(path) or _where_it_belongs(key) or nearest_key(key, known)
+    strange = next((character for character in key if not character.isascii()), None)
+    if strange:
+        fix = f"{fix} The" if fix else "the"
+        fix += f" character U+{ord(strange):04X} in it may only look like another"
     why = f"the keys accepted here are: {', '.join(known)}"
     return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
 
@@ -495,7 +541,16 @@ def _list_advice(path: ConfigPath, given: list[Any]) -> str:
 
 
 def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
-    if expected != "a mapping" or not isinstance(given, (str, int)) or isinstance(given, bool):
+    if expected != "a mapping" or isinstance(given, bool):
+        return ""
+    if isinstance(given, list):
+        numbered = ", ".join(f"{index}: {each}" for index, each in enumerate(given))
+        return (
+            f"name the devices: max_memory: {{{numbered}}}"
+            if path == ("max_memory",)
+            else "write keys and values in place of the list"
+        )
+    if not isinstance(given, (str, int)):
         return ""
     match path:
         case ("pipeline",):
@@ -504,6 +559,8 @@ def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
             return f"write {name}: {{class: {given}}} or {name}: {{source: {given}}}"
         case ("max_memory",):
             return f"name the device: max_memory: {{0: {given}}}"
+        case ("call",) if isinstance(given, str):
+            return f"name the argument: call: {{prompt: {given}}}"
         case _:
             return ""
 

@@ -47,7 +47,8 @@ class Section:
 class FileKind(Generic[M]):
     """One kind of file: its model, its version, and what is said of one that is not right.
 
-    ``noun`` begins the sentence that a newer version is told with.
+    ``noun`` begins the sentence that a newer version is told with. ``translate`` makes a problem of one of pydantic's
+    errors, or None of one that another tells already.
     """
 
     model: type[M]
@@ -55,7 +56,7 @@ class FileKind(Generic[M]):
     noun: str
     beginning: str
     sections: tuple[Section, ...]
-    translate: Callable[[ErrorDetails, Resolved], Problem]
+    translate: Callable[[ErrorDetails, Resolved], Problem | None]
     error: type[DMConfigError]
 
 
@@ -78,7 +79,8 @@ def validated(resolved: Resolved, kind: FileKind[M]) -> M:
     try:
         model = kind.model.model_validate(data)
     except ValidationError as error:
-        problems += [kind.translate(detail, resolved) for detail in error.errors(include_url=False)]
+        told = (kind.translate(detail, resolved) for detail in error.errors(include_url=False))
+        problems += [problem for problem in told if problem is not None]
         raise kind.error(problems) from None
     if problems:
         raise kind.error(problems)

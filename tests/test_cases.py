@@ -1,7 +1,8 @@
 """The corpus of spec files: what the command prints for each, word for word.
 
 Adding a case is adding a file. ``cases/invalid/NAME.yaml`` is a wrong spec, ``cases/valid/NAME.yaml`` a right one, and
-``NAME.txt`` beside it is what a user sees, with the exit code as its last line. Two comments in a spec change how it is
+``NAME.txt`` beside it is what a user sees, with the exit code as its last line. What ``dmconfig config`` makes of a
+right one is ``cases/resolved/NAME.yaml``. Two comments in a spec change how it is
 run: ``# plan: --gpus 2x24GiB --ram 64GiB`` plans it for that machine instead of validating it, and each
 ``# set: key=value`` is passed as ``--set``. The root of the repository is written ``<root>``.
 
@@ -18,9 +19,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from dmconfig.cli import app
+from dmconfig.document import parse_document, read_document
+from dmconfig.resolve import override_from_text, resolve
+from dmconfig.spec import validate_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ROOT / "tests" / "cases"
@@ -32,18 +37,29 @@ PLAIN = {"FORCE_COLOR": None, "TTY_COMPATIBLE": None, "DMCONFIG_TRACEBACK": None
 _OPTION = re.compile(r"^# (plan|set): (.+)$", re.MULTILINE)
 
 
+def options_of(file: Path) -> list[tuple[str, str]]:
+    """Return what a case asks for in its comments: ``plan`` or ``set``, and the words after it."""
+    return _OPTION.findall(file.read_text(encoding="utf-8", errors="replace"))
+
+
 def arguments_of(file: Path) -> list[str]:
-    """Return the command line that a case asks for in its comments."""
-    options = _OPTION.findall(file.read_text(encoding="utf-8", errors="replace"))
+    """Return the command line that a case asks for."""
+    options = options_of(file)
     machine = [word for name, text in options if name == "plan" for word in shlex.split(text)]
     overrides = [word for name, text in options if name == "set" for word in ("--set", text)]
     return ["plan" if machine else "validate", file.relative_to(ROOT).as_posix(), *machine, *overrides]
 
 
+def run(arguments: list[str]) -> Result:
+    """Run the command, which never ends in a traceback."""
+    result = CliRunner(env=PLAIN).invoke(app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
 def printed_for(file: Path) -> str:
     """Return what the command prints for a case, and its exit code."""
-    result = CliRunner(env=PLAIN).invoke(app, arguments_of(file))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    result = run(arguments_of(file))
     lines = [line.rstrip() for line in result.output.replace(str(ROOT), "<root>").splitlines()]
     return "\n".join([*lines, f"exit {result.exit_code}", ""])
 
@@ -84,9 +100,27 @@ def test_valid_case_begins_with_what_it_shows_and_is_planned(file: Path) -> None
     assert "error" not in recorded
 
 
+@pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)
+def test_valid_case_is_resolved_as_recorded_and_means_the_same(file: Path) -> None:
+    """The resolved form of a right spec is exactly the recorded one, and beside the file it is the same spec."""
+    overrides = [text for name, text in options_of(file) if name == "set"]
+    flags = [word for text in overrides for word in ("--set", text)]
+    resolved = run(["config", file.relative_to(ROOT).as_posix(), *flags])
+    assert resolved.exit_code == 0
+    recorded = CASES / "resolved" / file.name
+    if UPDATE:
+        recorded.parent.mkdir(exist_ok=True)
+        recorded.write_text(resolved.stdout, encoding="utf-8")
+    assert resolved.stdout == recorded.read_text(encoding="utf-8")
+    claims = [override_from_text(text) for text in overrides]
+    again = parse_document(resolved.stdout, name=file.name, folder=file.parent, tagged=True)
+    assert validate_spec(resolve(again)) == validate_spec(resolve(read_document(file, tagged=True), claims))
+
+
 def test_corpus_is_large_and_has_no_text_without_a_spec() -> None:
-    """There are at least 50 wrong specs and 10 right ones, and every recorded text belongs to one."""
+    """There are at least 150 wrong specs and 60 right ones, and every recorded text belongs to one."""
     texts = {file.with_suffix("") for file in CASES.glob("*valid/*.txt")}
-    assert len(INVALID) >= 50
-    assert len(VALID) >= 10
+    assert len(INVALID) >= 150
+    assert len(VALID) >= 60
+    assert {file.stem for file in CASES.glob("resolved/*")} == {file.stem for file in VALID}
     assert texts == {file.with_suffix("") for file in [*INVALID, *VALID]}
