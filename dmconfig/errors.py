@@ -234,7 +234,8 @@ def _each_once(problems: Iterable[Problem]) -> Iterable[Problem]:
 
 def _without_secrets(problem: Problem) -> Problem:
     what, why, fix, origin = (redact(text) for text in (problem.what, problem.why, problem.fix, problem.origin))
-    return replace(problem, what=what, why=why, fix=fix, origin=origin)
+    path = tuple(redact(key) if isinstance(key, str) else key for key in problem.path)
+    return replace(problem, what=what, why=why, fix=fix, origin=origin, path=path)
 
 
 def _file_order(problem: Problem) -> tuple[str, int, int]:

@@ -140,6 +140,10 @@ class _Claim:
     layer: Layer
     node: Node
 
+    def is_beside(self, other: _Claim) -> bool:
+        """Tell whether neither of the two is the stronger."""
+        return not self.layer.is_over(other.layer) and not other.layer.is_over(self.layer)
+
     def covers(self, other: _Claim) -> bool:
         """Tell whether nothing of what the other says is left beside this."""
         if not self.layer.is_over(other.layer):
@@ -174,6 +178,7 @@ class _Merger:
         return left[0].node
 
     def _mapping(self, path: ConfigPath, claims: Sequence[_Claim]) -> Node:
+        self.problems.extend(_whole_beside_others(path, claims))
         names = dict.fromkeys(name for claim in claims for name in claim.node.value)
         value = {name: self.settled((*path, name), _below(claims, name)) for name in names}
         said = _speaker(claims).node
@@ -213,6 +218,23 @@ def _letter(node: Node) -> str:
 
 
 # ---------------------------------------------------------------- what contradicts
+
+
+def _whole_beside_others(path: ConfigPath, claims: Sequence[_Claim]) -> Iterator[Problem]:
+    """A mapping that is to be the whole, and one beside it that has more, or something else."""
+    for claim in claims:
+        if claim.node.mode is Mode.REPLACE:
+            more = [other for other in claims if claim.is_beside(other) and not _is_within(other.node, claim.node)]
+            if more:
+                yield _disagreement(path, sorted([claim, *more], key=claims.index))
+                return
+
+
+def _is_within(node: Node, whole: Node) -> bool:
+    """Whether all that a mapping says is said in another too."""
+    if node.kind is dict and whole.kind is dict and node.mode is not Mode.REPLACE:
+        return all(key in whole.value and _is_within(item, whole.value[key]) for key, item in node.value.items())
+    return _letter(node) == _letter(whole)
 
 
 def _unlike_lists(path: ConfigPath, claims: Sequence[_Claim]) -> Iterator[Problem]:

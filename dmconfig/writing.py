@@ -73,12 +73,9 @@ def _scalar(value: Any) -> str:
             return str(value)
         case float():
             return _float(value)
-        case Verbatim():
-            return (
-                value.text
-                if not value.is_text and _reads_as(f"- {value.text}\n", [value.text])
-                else _quoted(value.text)
-            )
+        case Verbatim(text=text, is_text=is_text):
+            is_plain = not is_text and _is_plain(text, f"- {text}\n", [text])
+            return text if is_plain else _quoted(text)
         case _:
             return _text(str(value))
 
@@ -94,11 +91,11 @@ def _float(value: float) -> str:
 
 def _text(value: str) -> str:
     text = escape(value)
-    return text if _reads_as(f"- {text}\n", [text]) else _quoted(text)
+    return text if _is_plain(text, f"- {text}\n", [text]) else _quoted(text)
 
 
 def _key(key: str) -> str:
-    return key if _reads_as(f"{key}: 0\n", {key: 0}) else _quoted(key)
+    return key if _is_plain(key, f"{key}: 0\n", {key: 0}) else _quoted(key)
 
 
 def _quoted(text: str) -> str:
@@ -110,8 +107,12 @@ def _escaped(character: str) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
-def _reads_as(text: str, data: Any) -> bool:
+def _is_plain(text: str, document: str, data: Any) -> bool:
+    """Whether text needs no quotes: a document with it as it is reads as the data that is meant.
+
+    A tab within is fine to libyaml, and not to the parser that is written in Python.
+    """
     try:
-        return bool(parse_document(text, name="", folder=Path()).data == data)
+        return text.isprintable() and bool(parse_document(document, name="", folder=Path()).data == data)
     except DocumentError:
         return False

@@ -57,7 +57,7 @@ def noted_home(component: Any) -> Home | None:
     config = getattr(component, "config", None)
     noted = config.get("_name_or_path") if isinstance(config, Mapping) else getattr(config, "_name_or_path", None)
     text = noted or getattr(component, "name_or_path", None)
-    return home_of(text) if isinstance(text, str) and text else None
+    return home_of(os.fspath(text)) if isinstance(text, (str, os.PathLike)) and text else None
 
 
 def index_of(home: Home) -> PipelineIndex | None:

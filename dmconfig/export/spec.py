@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def to_spec(pipe: Any, folder: str | Path | None = None) -> Export:
     unknown: list[str] = []
     modules = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
     noted = pipe.config.get("_name_or_path")
-    home = home_of(noted) if noted else None
+    home = home_of(os.fspath(noted)) if noted else None
     index = index_of(home) if home else None
     places = places_of(pipe, modules)
     dtypes = {name: dtype for name, module in modules.items() if (dtype := dtype_of(module)) is not None}

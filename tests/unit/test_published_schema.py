@@ -31,6 +31,7 @@ OF_SHAPE = re.compile(r"error\[DM(20[1-69]|208|210) ")
 BEYOND = {
     "placement-without-execution",  # a layer may say of a placement only what differs
     "version-and-source-missing",  # and leave out what other layers have
+    "variable-secret-refused",  # what a variable has is not in the file
 }
 """Wrong cases of shape that a schema of one file cannot refuse."""
 
