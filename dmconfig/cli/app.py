@@ -25,7 +25,6 @@ app = typer.Typer(
     name="dmconfig",
     help="Declare a diffusers pipeline and where each part of it lives in a YAML file; check, plan and run it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
