@@ -137,7 +137,7 @@ class _Reader:
             default=default,
             description=self._description(field),
             example=example,
-            words={form["const"]: form["description"] for form in forms if "const" in form and "description" in form},
+            words={form["const"]: form["description"] for form in forms if isinstance(form.get("const"), str)},
             below=tuple(".".join((*path, name)) for form in forms for name in _names_inside(form, path)),
         )
 

@@ -165,12 +165,12 @@ def _entry(place: Assignment | Part) -> Any:
     return entry | ({"storage": DISK} if place.storage_device == DISK else {})
 
 
-def _places(plan: Plan) -> list[tuple[object, ...]]:
+def _places(plan: Plan) -> set[tuple[object, ...]]:
     """Where everything of a plan runs and rests."""
-    places: list[tuple[object, ...]] = []
+    places: set[tuple[object, ...]] = set()
     for each in plan.assignments:
-        places += [(each.component, each.execution_device, each.storage_device, each.residency)]
-        places += [(each.component, p.path, p.execution_device, p.storage_device, p.residency) for p in each.parts]
+        places.add((each.component, each.execution_device, each.storage_device, each.residency))
+        places |= {(each.component, p.path, p.execution_device, p.storage_device, p.residency) for p in each.parts}
     return places
 
 
