@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from dmconfig.errors import Code, Problem, SpecError, nearest
 from dmconfig.explanations import EXPLANATIONS
 from dmconfig.hints import key_hint
-from dmconfig.reference import KeyDoc, called_otherwise, find_keys, key_docs
+
+if TYPE_CHECKING:
+    from dmconfig.reference import KeyDoc
 
 WIDTH = 100
 
@@ -26,6 +26,8 @@ def explained(word: str) -> Code | tuple[KeyDoc, ...]:
     code = next((code for code in Code if word.upper() == code or word.lower() == code.slug), None)
     if code is not None:
         return code
+    from dmconfig.reference import called_otherwise, find_keys  # the models, which codes have no need of
+
     docs = find_keys(word) or called_otherwise(word)
     if not docs:
         raise SpecError([_unknown(word)])
@@ -40,7 +42,9 @@ def explanation_text(word: str) -> str:
     what = explained(word)
     if isinstance(what, Code):
         return _code_text(what)
-    renamed = f"{word} is called so here:\n\n" if not find_keys(word) else ""
+    from dmconfig.reference import find_keys
+
+    renamed = "" if find_keys(word) else f"{word} is called so here:\n\n"
     return renamed + "\n".join(key_text(doc) for doc in what)
 
 
@@ -65,9 +69,18 @@ def explanation_data(word: str) -> dict[str, Any]:
 
 def overview_text() -> str:
     """Return the keys of the file, each with what it takes, as one table."""
+    from dmconfig.reference import key_docs
+
     docs = key_docs()
     width = max(len(doc.path) for doc in docs)
     return "".join(f"{doc.path:<{width}}  {_takes(doc)}\n" for doc in docs)
+
+
+def overview_data() -> dict[str, Any]:
+    """Return all keys of the file, with all that is to be known of them, as JSON data."""
+    from dmconfig.reference import key_docs
+
+    return {"keys": [key_data(doc) for doc in key_docs()]}
 
 
 def key_text(doc: KeyDoc) -> str:
@@ -95,6 +108,8 @@ def key_data(doc: KeyDoc) -> dict[str, Any]:
 
 def example_text(example: Mapping[str, Any]) -> str:
     """Return a fragment of a file as YAML."""
+    import yaml
+
     return str(yaml.safe_dump(dict(example), sort_keys=False, default_flow_style=False))
 
 
@@ -129,6 +144,8 @@ def _filled(text: str, indent: int) -> Sequence[str]:
 
 
 def _unknown(word: str) -> Problem:
+    from dmconfig.reference import key_docs
+
     known = {doc.path: doc.path for doc in key_docs()} | {doc.name: doc.path for doc in reversed(key_docs())}
     meant = nearest(word, [*known, *(code.slug for code in Code)])
     fix = key_hint((word,)) or (f"did you mean {known.get(meant, meant)!r}?" if meant else "")

@@ -13,12 +13,9 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.check import check, check_weights
 from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
 from dmconfig.inputs import call_with_files
-from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.layers import Files, profiles_of, read_files
 from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
 from dmconfig.phases import told_with_names, told_with_shape
-from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
-from dmconfig.plan.task import Task
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import Spec, validate_spec
@@ -26,7 +23,10 @@ from dmconfig.spec import Spec, validate_spec
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+    from dmconfig.inventory import Inventory
     from dmconfig.offload import OffloadFolder
+    from dmconfig.plan import Alternative, Comparison, Plan
+    from dmconfig.plan.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +120,8 @@ def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -
     Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine. BuildError: the hub was to
         be asked, and it failed.
     """
+    from dmconfig.plan import make_plan
+
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
@@ -161,6 +163,8 @@ def compare_strategies(checked: Checked, inventory: Inventory, *, ask_hub: bool 
 
     Raises: SourceError, PlanError: as ``plan_for``, but not where nothing fits.
     """
+    from dmconfig.plan import compare
+
     return compare(_task(checked, inventory, ask_hub=ask_hub))
 
 
@@ -171,6 +175,8 @@ def alternatives_for(
 
     Raises: SourceError, PlanError: as ``plan_for``. SpecError: there is no such component with weights.
     """
+    from dmconfig.plan import alternatives_of
+
     task = _task(checked, inventory, ask_hub=ask_hub)
     if component not in task.names:
         meant = nearest(component, task.names)
@@ -182,6 +188,8 @@ def alternatives_for(
 
 
 def _task(checked: Checked, inventory: Inventory, *, ask_hub: bool) -> Task:
+    from dmconfig.plan import make_task
+
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
@@ -201,6 +209,8 @@ def plan_from_yaml(
 
     Raises: DMConfigError: as ``check_file`` and ``plan_for``.
     """
+    from dmconfig.inventory import probe_machine
+
     checked = check_file(file, overrides_from_mapping(overrides or {}), overlays=overlays, profile=profile)
     return plan_for(checked, inventory or probe_machine())
 
@@ -228,6 +238,8 @@ def load_from_yaml(
 
     Raises: DMConfigError: every problem of the first phase that has any; nothing is loaded before all checks pass.
     """
+    from dmconfig.inventory import probe_machine
+
     progress = progress or NoProgress()
     with progress.phase("plan"):
         claims = overrides_from_mapping(overrides or {})

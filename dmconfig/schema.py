@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from dmconfig.layers import EXTENDS, PROFILES, VERSION
-from dmconfig.machine import MACHINE_VERSION, MachineFile
 from dmconfig.spec import SCHEMA_VERSION, Spec
 
 
@@ -97,6 +96,8 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
 
 def machine_schema_text() -> str:
     """Return the JSON Schema of machine files, as the text of ``schemas/machine-1.schema.json``."""
+    from dmconfig.machine import MACHINE_VERSION, MachineFile
+
     return _text(MachineFile, f"dmconfig machine, version {MACHINE_VERSION}")
 
 

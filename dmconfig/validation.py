@@ -22,9 +22,12 @@ TypeAdvice = Callable[[ConfigPath, str, Any], str]
 
 
 class Model(BaseModel):
-    """Base of all models of the file: frozen, and nothing unknown is accepted."""
+    """Base of all models of the file: frozen, and nothing unknown is accepted.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    A model is built when it is first used: most are only parts of another, and start-up is a feature.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 M = TypeVar("M", bound=Model)

@@ -33,11 +33,10 @@ def explain(
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Explain a key of the file, or an error code: what it means, with an example."""
-    from dmconfig.explain import explanation_data, explanation_text, key_data, overview_text
-    from dmconfig.reference import key_docs
+    from dmconfig.explain import explanation_data, explanation_text, overview_data, overview_text
 
     with exit_on_problems(format_):
         if format_ is Format.JSON:
-            print_json({"keys": [key_data(doc) for doc in key_docs()]} if word is None else explanation_data(word))
+            print_json(overview_data() if word is None else explanation_data(word))
         else:
             typer.echo(overview_text() if word is None else explanation_text(word), nl=False)
