@@ -427,6 +427,8 @@ def _syntax_problem(error: yaml.MarkedYAMLError, name: str, text: str) -> Proble
         context = f"{context} that starts on line {started.line + 1}".strip()
     what = ", ".join(part for part in (context, error.problem) if part)
     fix = next((fix for words, fix in _SYNTAX_FIXES if words in what), "")
+    if "${" in lines[line]:
+        fix = "between { } or [ ] a variable stands in quotes: '${NAME}'; for a number, write the key on its own line"
     return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1, 1))
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dmconfig.atomic import write_whole
 from dmconfig.document import Document, parse_document, read_text
 from dmconfig.errors import Code, DMConfigError, DocumentError, Edit, Problem
+from dmconfig.files import write_whole
 from dmconfig.layers import PROFILES
 from dmconfig.paths import ConfigPath, offset_of
 from dmconfig.resolve import as_read

@@ -33,6 +33,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     },
     "pipeline": _SOURCE | _CLASS | _DTYPE,
     "components": _SOURCE | _CLASS | _DTYPE,
+    "pipelines": _CLASS,
     "group_offload": {
         "type": "offload_type",
         "num_blocks": "num_blocks_per_group",
@@ -172,6 +173,8 @@ def key_hint(path: ConfigPath) -> str:
             return _AT_TOP.get(key, "")
         case ("pipeline",):
             return _IN_PIPELINE.get(key, "")
+        case ("pipelines", _):
+            return "it belongs under its 'call'" if key in _CALL else _NOT_IN_THE_FILE.get(key, "")
         case ("components", name):
             if key in _DEVICE or key == "devise":
                 return f"it belongs under 'device_map.{name}'"

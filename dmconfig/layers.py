@@ -59,6 +59,14 @@ class Profile:
     words: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLayers:
+    """The layers of a file and its overlays, and the names of the profiles that can be chosen for them."""
+
+    layers: tuple[Layer, ...]
+    profiles: tuple[str, ...]
+
+
 def chosen_profile(name: str | None, environ: Mapping[str, str]) -> Profile | None:
     """Return the profile of this name or, where it is None, the one that the environment names; None for none."""
     if name is not None:
@@ -72,7 +80,7 @@ def layers_of(
     overlays: Iterable[Document] = (),
     profile: Profile | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> list[Layer]:
+) -> FileLayers:
     """Return the layers of a file and of the overlays over it, with all that they extend and their profiles.
 
     Raises: ResolveError: a file that is extended cannot be read or is not the YAML we accept, files extend one another
@@ -87,26 +95,13 @@ def layers_of(
         problems.extend(_unknown(profile, members))
     if problems:
         raise ResolveError(problems)
-    return [
+    layers = (
         *files.layers(Stage.FILES),
         *files.profiles(Stage.PROFILE, profile),
         *over.layers(Stage.OVERLAYS),
         *over.profiles(Stage.PROFILE_OF_OVERLAYS, profile),
-    ]
-
-
-def profiles_of(
-    document: Document, overlays: Iterable[Document] = (), environ: Mapping[str, str] = os.environ
-) -> tuple[str, ...]:
-    """Return the names of all profiles that can be chosen for a file with these overlays.
-
-    Raises: ResolveError: as ``layers_of``.
-    """
-    family = _Family(environ)
-    family.add([document, *overlays])
-    if family.problems:
-        raise ResolveError(family.problems)
-    return tuple(sorted({name for member in family.members.values() for name in member.profiles}))
+    )
+    return FileLayers(layers=layers, profiles=_names(members))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,8 +241,12 @@ class _Family:
         self.problems.append(Problem(code=code, path=path, what=what, why=why, fix=fix, location=origin.location))
 
 
+def _names(members: Iterable[_Member]) -> tuple[str, ...]:
+    return tuple(sorted({name for member in members for name in member.profiles}))
+
+
 def _unknown(profile: Profile, members: Iterable[_Member]) -> Iterator[Problem]:
-    known = sorted({name for member in members for name in member.profiles})
+    known = _names(members)
     if profile.name not in known:
         meant = nearest(profile.name, known)
         why = f"the profiles are: {', '.join(known)}" if known else "no file has profiles"

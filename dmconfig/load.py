@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dmconfig.assembly import Assembly, Component
+from dmconfig.assembly import PIPELINE, Assembly, Component
 from dmconfig.check import check, check_weights
 from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
-from dmconfig.inputs import call_with_files
-from dmconfig.layers import Files, profiles_of, read_files
+from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
+from dmconfig.layers import Files, read_files
 from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
 from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
@@ -36,6 +36,18 @@ class Checked:
     resolved: Resolved
     spec: Spec
     assembly: Assembly
+
+    def call_of(self, pipeline: str) -> dict[str, Argument]:
+        """Return the arguments that the file gives to the call of one of its pipelines.
+
+        Of another than the first: its own, and those of the first that its class takes.
+        """
+        first = arguments_at(("call",), self.spec.call)
+        if pipeline == PIPELINE:
+            return first
+        taken = {SEED, *(parameter.name for parameter in self.assembly.facts_of(pipeline).call)}
+        own = arguments_at(("pipelines", pipeline, "call"), self.spec.pipelines[pipeline].call)
+        return {**{name: argument for name, argument in first.items() if name in taken}, **own}
 
 
 def resolve_file(
@@ -90,8 +102,10 @@ def check_file(
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
 
 
-def check_profiles(file: str | Path, overrides: Iterable[Override] = (), *, overlays: Files = ()) -> None:
-    """Check the shape of a spec with each of its profiles: what can be known on a machine that they are not for.
+def check_profiles(
+    profiles: Iterable[str], file: str | Path, overrides: Iterable[Override] = (), *, overlays: Files = ()
+) -> None:
+    """Check the shape of a spec with each of these profiles: what can be known on a machine that they are not for.
 
     A profile with variables that are not set here is checked where they are.
 
@@ -100,7 +114,7 @@ def check_profiles(file: str | Path, overrides: Iterable[Override] = (), *, over
     document, *over = read_files(file, overlays)
     claims = tuple(overrides)
     problems: dict[Problem, str] = {}
-    for profile in profiles_of(document, over):
+    for profile in profiles:
         try:
             validate_spec(resolve(document, claims, overlays=over, profile=profile))
         except DMConfigError as error:
@@ -238,6 +252,24 @@ def load_from_yaml(
 
     Raises: DMConfigError: every problem of the first phase that has any; nothing is loaded before all checks pass.
     """
+    return load_pipelines(file, overrides, overlays=overlays, profile=profile, progress=progress)[PIPELINE]
+
+
+def load_pipelines(
+    file: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    overlays: Files = (),
+    profile: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, DiffusionPipeline]:
+    """Return every pipeline of the spec in file: the first as ``pipeline``, those under ``pipelines`` by their names.
+
+    They share their components, and one placement: each component is loaded once and has one home. Otherwise as
+    ``load_from_yaml``.
+
+    Raises: DMConfigError: as ``load_from_yaml``.
+    """
     from dmconfig.inventory import probe_machine
 
     progress = progress or NoProgress()
@@ -273,13 +305,13 @@ def loaded(
         unload(pipe)
 
 
-def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipeline:
-    """Return the pipeline of a checked spec, loaded and placed by a plan.
+def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, DiffusionPipeline]:
+    """Return the pipelines of a checked spec by name, loaded and placed by a plan; see ``load_pipelines``.
 
     Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed; or, before anything is
         loaded, bytes do not survive copies between the accelerators of the plan, or the offload folder cannot be used.
     """
-    from dmconfig.build import build_pipeline, gc_paused
+    from dmconfig.build import build_pipelines, gc_paused
     from dmconfig.transfers import checked_once
 
     checked_once([plan.execution_device, *(d for assignment in plan.assignments for d in assignment.execution_devices)])
@@ -288,23 +320,27 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
         if files is not None:
             undo.callback(files.close)
         with progress.phase("load"):
-            pipe = build_pipeline(checked.resolved, checked.assembly, plan, progress, files)
+            pipes = build_pipelines(checked.resolved, checked.assembly, plan, progress, files)
         with progress.phase("place"):
             from dmconfig.dispatch import dispatch
 
-            placed: DiffusionPipeline = dispatch(
-                pipe,
+            names = (PIPELINE, *checked.spec.pipelines)
+            calls = [call_with_files(checked.resolved, checked.call_of(name)) for name in names]
+            dispatch(
+                pipes[0],
                 plan,
-                call=call_with_files(checked.resolved, checked.spec.call),
+                call=calls[0],
+                sharing=zip(pipes[1:], calls[1:], strict=True),
                 in_turn=checked.assembly.in_turn,
                 group_options=checked.spec.group_offload.model_dump(),
                 asked=_asked(checked),
                 files=files,
                 progress=progress,
             )
-            placed._loaded_from = checked.resolved  # for to_spec: what cannot be seen on the pipeline
+            for name, pipe in zip(names, pipes, strict=True):  # for to_spec: what cannot be seen on a pipeline
+                pipe._loaded_as = (checked.resolved, name)
         undo.pop_all()
-    return placed
+    return dict(zip(names, pipes, strict=True))
 
 
 def _offload_folder(checked: Checked, plan: Plan) -> OffloadFolder | None:
@@ -321,8 +357,7 @@ def _offload_folder(checked: Checked, plan: Plan) -> OffloadFolder | None:
     try:
         return OffloadFolder(folder, needed_bytes=needed)
     except DispatchError as error:
-        located = (checked.resolved.problem(p.code, ("offload_folder",), p.what, fix=p.fix) for p in error.problems)
-        raise DispatchError(located) from error
+        raise DispatchError(checked.resolved.located(error.problems)) from error
 
 
 _PLACING = ("device_map", "execution_device", "max_memory", "reserve", "low_memory", "group_offload")

@@ -155,7 +155,7 @@ def _is_path(path: ConfigPath, value: Any) -> bool:
             return isinstance(value, str) and is_local(value)
         case ("offload_folder",):
             return isinstance(value, str)
-        case ("call", name, *_):
+        case ("call", name, *_) | ("pipelines", _, "call", name, *_):
             return isinstance(value, str) and name in BY_PATH
         case _:
             return False

@@ -22,6 +22,7 @@ Path = tuple[str, ...]
 
 _OPEN_KEYS = {
     "components": "<component>",
+    "pipelines": "<name>",
     "device_map": "<component>",
     "max_memory": "<device>",
     "reserve": "<component or device>",
@@ -202,8 +203,8 @@ def _names_inside(form: Schema, path: Path) -> Iterator[str]:
 
 
 def _stood_in(path: Path) -> Path:
-    """A path with a component's name for what stands for all components."""
-    return tuple("vae" if part == "<component>" else part for part in path)
+    """A path with a name for what stands for all of its kind."""
+    return tuple({"<component>": "vae", "<name>": "repaint"}.get(part, part) for part in path)
 
 
 def _spelled(value: Any) -> str:

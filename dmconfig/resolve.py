@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,14 @@ class Template:
 class Resolved:
     """What all layers say together, as plain data, and where each value, and each key, came from.
 
-    ``templates`` are the values that were written with variables.
+    ``templates`` are the values that were written with variables; ``profiles`` are those that could be chosen.
     """
 
     data: Any
     values: Mapping[ConfigPath, Origin] = field(repr=False)
     keys: Mapping[ConfigPath, Origin] = field(repr=False)
     templates: Mapping[ConfigPath, Template] = field(default_factory=dict, repr=False)
+    profiles: tuple[str, ...] = ()
 
     def origin(self, path: ConfigPath, *, key: bool = False) -> Origin:
         """Return where path's value (or its key) came from; of a path that is nowhere, its nearest ancestor."""
@@ -94,6 +95,14 @@ class Resolved:
         location, origin = self.place(path, key=key)
         return Problem(code=code, path=path, what=what, why=why, fix=fix, location=location, origin=origin)
 
+    def located(self, problems: Iterable[Problem], path: ConfigPath | None = None) -> list[Problem]:
+        """Return problems found without the file, each at the place of path, or, for None, of its own path."""
+        return [self._located(problem, problem.path if path is None else path) for problem in problems]
+
+    def _located(self, problem: Problem, path: ConfigPath) -> Problem:
+        location, origin = self.place(path)
+        return replace(problem, path=path, location=location, origin=origin)
+
 
 def resolve(
     document: Document,
@@ -119,13 +128,13 @@ def resolve(
     claims = tuple(overrides)
     problems = [*_conflicts(claims), *_keys_of_files(claims)]
     try:
-        tree = merge([*files, *(_layer(claim) for claim in claims)])
+        tree = merge([*files.layers, *(_layer(claim) for claim in claims)])
     except ResolveError as error:
         problems.extend(each for each in error.problems if each.code is not Code.LAYER_CONFLICT or each.location)
         raise ResolveError(problems) from None  # what overrides say against each other is told by _conflicts
     if problems:
         raise ResolveError(problems)
-    return _resolved(tree, environ)
+    return _resolved(tree, environ, files.profiles)
 
 
 def as_read(document: Document) -> Resolved:
@@ -152,12 +161,13 @@ def _keys_of_files(claims: Iterable[Override]) -> Iterator[Problem]:
 # ---------------------------------------------------------------- a tree, as data with places
 
 
-def _resolved(tree: Node, environ: Mapping[str, str] | None) -> Resolved:
+def _resolved(tree: Node, environ: Mapping[str, str] | None, profiles: tuple[str, ...] = ()) -> Resolved:
     flattening = _Flattening(environ)
     data = flattening.data(tree, ROOT)
     if flattening.problems:
         raise ResolveError(flattening.problems)
-    return Resolved(data=data, values=flattening.values, keys=flattening.keys, templates=flattening.templates)
+    values, keys, templates = flattening.values, flattening.keys, flattening.templates
+    return Resolved(data=data, values=values, keys=keys, templates=templates, profiles=profiles)
 
 
 @dataclass(slots=True)

@@ -223,6 +223,19 @@ class ComponentSpec(Model):
     )
 
 
+class SharingSpec(Model):
+    """One more pipeline on the same components: each of them has one home, whichever pipelines it takes part in."""
+
+    class_name: str = Field(
+        alias="class", description="Pipeline class of diffusers.", examples=["StableDiffusionXLInpaintPipeline"]
+    )
+    call: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Defaults for its call, on top of those of the top-level `call` that its class takes.",
+        examples=[{"strength": 0.8}],
+    )
+
+
 class GroupOffloadSpec(Model):
     """How group offload cuts components: the options of diffusers' ``apply_group_offloading``, by the same names."""
 
@@ -304,6 +317,12 @@ class Spec(Model):
         default_factory=dict,
         description="Components that differ from the source's own, by name; null leaves an optional one out.",
         examples=[{"vae": {"dtype": "float32"}, "safety_checker": None}],
+    )
+    pipelines: dict[str, SharingSpec] = Field(
+        default_factory=dict,
+        description="More pipelines on the same components, by a name of your own. What a class needs beyond the "
+        "pipeline's components, such as a controlnet, stands under components.",
+        examples=[{"repaint": {"class": "StableDiffusionXLInpaintPipeline", "call": {"strength": 0.8}}}],
     )
     device_map: DeviceMap = Field(
         "balanced",
@@ -498,6 +517,8 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return ComponentSpec
         case ("group_offload", *_):
             return GroupOffloadSpec
+        case ("pipelines", *_):
+            return SharingSpec
         case _:
             return PlacementSpec
 

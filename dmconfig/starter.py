@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dmconfig.assembly import Assembly
-from dmconfig.atomic import write_whole
 from dmconfig.check import check
 from dmconfig.devices import DISK
 from dmconfig.document import parse_document
 from dmconfig.errors import Code, DMConfigError, DocumentError, PlanError, Problem
+from dmconfig.files import write_whole
 from dmconfig.inventory import Inventory
 from dmconfig.load import Checked, plan_for
 from dmconfig.paths import ConfigPath

@@ -27,7 +27,7 @@ PLAN_SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
-    {"version", "paths", "units", "devices", "progress", "secrets", "atomic"},
+    {"version", "paths", "units", "devices", "files", "progress", "secrets"},
     {"errors", "hints", "rates"},
     {"explanations", "reports"},
     {"document", "interpolation", "weights", "facts", "virtual"},
@@ -167,8 +167,8 @@ def test_importing_the_package_loads_no_torch() -> None:
 def test_public_names_are_these() -> None:
     """What the package exports is decided here, and every name is there."""
     assert dmconfig.__all__ == [
-        "DMConfigError", "__version__", "derive", "execution_device_of", "load_from_yaml", "loaded", "plan_from_yaml",
-        "report", "swap", "to_spec", "unload",
+        "DMConfigError", "__version__", "derive", "execution_device_of", "load_from_yaml", "load_pipelines", "loaded",
+        "plan_from_yaml", "report", "swap", "to_spec", "unload",
     ]  # fmt: skip
     assert all(getattr(dmconfig, name) for name in dmconfig.__all__)
     with pytest.raises(AttributeError):

@@ -63,6 +63,9 @@ GpusOption = Annotated[
 ]
 RamOption = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="Plan for this much host memory.")]
 DiskOption = Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="Plan for this much free disk.")]
+PipelineOption = Annotated[
+    str | None, typer.Option("--pipeline", metavar="NAME", help="One of the file's pipelines; default: the first.")
+]
 MachineOption = Annotated[
     str | None,
     typer.Option(
@@ -121,14 +124,17 @@ def overrides_of(assignments: list[str] | None, flag: str = "--set") -> list[Ove
     return overrides
 
 
-def call_overrides(prompt: str | None, seed: int | None, call: list[str] | None) -> Iterator[Override]:
-    """The arguments of the call are values of the file's ``call`` section, set from outside like any other."""
+def call_overrides(
+    prompt: str | None, seed: int | None, call: list[str] | None, pipeline: str | None = None
+) -> Iterator[Override]:
+    """The arguments of a call are values of its section of the file, set from outside like any other."""
     from dataclasses import replace
 
     from dmconfig.resolve import Override
 
+    section = ("call",) if pipeline is None else ("pipelines", pipeline, "call")
     for name, value in (("prompt", prompt), ("seed", seed)):
         if value is not None:
-            yield Override(path=("call", name), value=value, origin=f"--{name}", folder=Path.cwd())
+            yield Override(path=(*section, name), value=value, origin=f"--{name}", folder=Path.cwd())
     for override in overrides_of(call, "--call"):
-        yield replace(override, path=("call", *override.path))
+        yield replace(override, path=(*section, *override.path))

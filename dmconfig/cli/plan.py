@@ -90,9 +90,9 @@ def _check_views(explain: str | None, all_: bool, out: Path | None) -> None:
 
     problems: list[Problem] = []
     if out is not None:
-        from dmconfig.picture import picture_problems
+        from dmconfig.output import file_problems
 
-        problems += picture_problems(out)
+        problems += file_problems(out, ".svg")
     flags = (("--explain", explain is not None), ("--all", all_), ("--out", out is not None))
     given = [flag for flag, is_given in flags if is_given]
     if len(given) > 1:
@@ -139,6 +139,7 @@ def _print_comparison(checked: Checked, machine: Inventory, format_: Format, *, 
 
 
 def _draw(planned: Plan, checked: Checked, out: Path) -> None:
-    from dmconfig.picture import plan_picture, write_picture
+    from dmconfig.output import write_text
+    from dmconfig.picture import plan_picture
 
-    write_picture(plan_picture(planned, checked.assembly.in_turn), out)
+    write_text(plan_picture(planned, checked.assembly.in_turn), out)

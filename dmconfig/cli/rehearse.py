@@ -78,10 +78,10 @@ def rehearse(
         settings = Settings(height=height, width=width, frames=frames, steps=steps, batch=batch, full=full)
         rehearsal = run_through(script, planned, chosen, settings)
         if out is not None:
-            from dmconfig.picture import write_picture
+            from dmconfig.output import write_text
             from dmconfig.secrets import redact
 
-            write_picture(redact(rehearsal_page(rehearsal)), out)
+            write_text(redact(rehearsal_page(rehearsal)), out)
         if format_ is Format.JSON:
             print_json(rehearsal_data(rehearsal))
         else:
@@ -137,7 +137,7 @@ def _without_machine(arguments: list[str]) -> Iterator[str]:
 def _check_page(out: Path | None) -> None:
     """Raise when a page cannot be written there."""
     from dmconfig.errors import SpecError
-    from dmconfig.picture import file_problems
+    from dmconfig.output import file_problems
 
     if out is not None and (problems := [*file_problems(out, ".html")]):
         raise SpecError(problems)

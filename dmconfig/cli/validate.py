@@ -54,7 +54,8 @@ def _problems_of(
     try:
         checked = check_file(file, overrides, overlays=overlays, profile=profile)
         check_weights(checked.resolved, checked.assembly)
-        check_profiles(file, overrides, overlays=overlays)
+        if checked.resolved.profiles:
+            check_profiles(checked.resolved.profiles, file, overrides, overlays=overlays)
     except DMConfigError as error:
         return error.problems
     return ()

@@ -33,7 +33,9 @@ def main() -> None:
     except Exception as error:
         if TRACEBACK in os.environ:
             raise
-        typer.echo(f"internal error: {type(error).__name__}: {error}", err=True)
+        from dmconfig.secrets import redact
+
+        typer.echo(redact(f"internal error: {type(error).__name__}: {error}"), err=True)
         typer.echo("  This is a fault of dmconfig. Please report it with the output of the same command", err=True)
         typer.echo(f"  run with {TRACEBACK}=1 in the environment.", err=True)
         raise SystemExit(1) from None

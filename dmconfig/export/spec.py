@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 
-from dmconfig.assembly import DENOISER_NAMES
+from dmconfig.assembly import DENOISER_NAMES, PIPELINE
 from dmconfig.export.places import Entry, places_of
 from dmconfig.export.sources import ComponentSources, Home, home_of, index_of, only_variant
+from dmconfig.facts import pipeline_facts
+from dmconfig.inputs import SEED
 from dmconfig.provenance import as_json, config_data
 from dmconfig.source import PipelineIndex
 from dmconfig.spec import SCHEMA_VERSION
 from dmconfig.weights import variants_in
 from dmconfig.writing import Verbatim, as_yaml
 
-_KEPT = ("max_memory", "reserve", "offload_folder", "calls", "call")
+_KEPT = ("pipelines", "max_memory", "reserve", "offload_folder", "calls", "call")
 """The sections of the file that a pipeline was loaded from that cannot be seen on it, and hold on."""
 
 
@@ -165,9 +167,21 @@ def _execution_device(device: str, entries: Mapping[str, Entry]) -> dict[str, st
 
 
 def _written(pipe: Any, beside: Path | None) -> dict[str, Any]:
-    """What the file that the pipeline was loaded from says; empty where there was none."""
-    resolved = getattr(pipe, "_loaded_from", None)
-    return {} if resolved is None else config_data(resolved, beside)
+    """What the file that the pipeline was loaded from says of it; empty where there was none.
+
+    One of several in a file is exported by itself: with its own arguments, and those of the first that it takes.
+    """
+    loaded_as = getattr(pipe, "_loaded_as", None)
+    if loaded_as is None:
+        return {}
+    resolved, name = loaded_as
+    data = config_data(resolved, beside)
+    if name == PIPELINE:
+        return data
+    facts = pipeline_facts(type(pipe).__name__)
+    taken = {SEED, *(parameter.name for parameter in facts.call)} if facts else set()
+    first = {key: value for key, value in data.get("call", {}).items() if key in taken}
+    return data | {"pipelines": {}, "call": first | data["pipelines"][name].get("call", {})}
 
 
 def _settings(pipe: Any, index: PipelineIndex | None) -> Iterator[str]:

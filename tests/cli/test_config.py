@@ -215,6 +215,21 @@ def test_config_leaves_a_secret_in_plain_text_out_and_says_so(files: Path) -> No
     assert "# secret; write it as a variable: ${NAME}\n" in text
 
 
+def test_config_of_the_documentation_prints_what_is_printed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page on layers shows a file and what becomes of it, word for word."""
+    page = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")
+    spec = page.partition("```yaml\n")[2].partition("```")[0]
+    line, _, shown = page.partition("\n$ STEPS=12 dmconfig ")[2].partition("```")[0].partition("\n")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "pipe.yaml").write_text(spec, encoding="utf-8")
+    base = "version: 1\npipeline: {source: ../models/digits}\n"
+    (tmp_path / "conf" / "base.yaml").write_text(base, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert command(*line.split(), STEPS="12").stdout == shown
+
+
 def test_config_refuses_what_is_wrong(files: Path) -> None:
     """A spec that is not right is not printed."""
     result = command("config", files, "--set", "reserve=much")

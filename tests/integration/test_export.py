@@ -55,6 +55,11 @@ def planned_again(pipe: Any, file: Path) -> dict[str, Any]:
     return _placed(plan.execution_device, plan.assignments, spec.group_offload.model_dump())
 
 
+def checked_call(file: Path) -> Mapping[str, Any]:
+    """What a file says of the pipeline's call, its variables replaced."""
+    return validate_spec(resolve_file(file)).call
+
+
 def reloaded(pipe: Any, file: Path) -> Any:
     """Export a pipeline to a file, and load that."""
     export = to_spec(pipe, file.parent)
@@ -128,10 +133,7 @@ def test_dtypes_sources_and_what_the_file_says_of_calls_come_back(
     assert "hunter2" not in export.text()
     again = reloaded(pipe, tmp_path / "again.yaml")
     assert placed(again) == placed(pipe)
-    call, other = placement_of(again), placement_of(pipe)
-    assert call is not None
-    assert other is not None
-    assert call.call == other.call
+    assert checked_call(tmp_path / "again.yaml") == checked_call(file)
     assert {key: export.data[key] for key in ("reserve", "max_memory")} == {
         "reserve": "1MiB", "max_memory": {"0": "90%", "1": "90%"},
     }  # fmt: skip
@@ -308,6 +310,28 @@ def test_a_pipeline_of_another_class_names_it(virtual_machine: MakeMachine, tmp_
     derived = dmconfig.derive(ours, StableDiffusionImg2ImgPipeline)
     assert to_spec(derived).data["pipeline"]["class"] == "StableDiffusionImg2ImgPipeline"
     assert to_spec(derived).data["device_map"] == to_spec(ours).data["device_map"]
+
+
+def test_pipelines_that_share_components_come_back_together_or_one_by_one(
+    virtual_machine: MakeMachine, tmp_path: Path
+) -> None:
+    """The first has the others with it; another is exported by itself, with the arguments that hold for it."""
+    virtual_machine()
+    file = tmp_path / "pipe.yaml"
+    file.write_text(
+        f"version: 1\npipeline: {{source: {PIPELINE}}}\nreserve: 0\n"
+        "pipelines: {edit: {class: StableDiffusionImg2ImgPipeline, call: {strength: 0.5}}}\n"
+        "call: {num_inference_steps: 7, height: 32}\n",
+        encoding="utf-8",
+    )
+    first, edit = dmconfig.load_pipelines(file).values()
+    export = to_spec(first, tmp_path)
+    assert export.data["pipelines"] == {"edit": {"class": "StableDiffusionImg2ImgPipeline", "call": {"strength": 0.5}}}
+    assert planned_again(first, tmp_path / "again.yaml") == placed(first)
+    alone = to_spec(edit)
+    assert alone.data["pipeline"]["class"] == "StableDiffusionImg2ImgPipeline"
+    assert alone.data["call"] == {"num_inference_steps": 7, "strength": 0.5}
+    assert "pipelines" not in alone.data
 
 
 def test_a_pipeline_of_the_hub_is_exported_by_its_id_and_commit(

@@ -12,7 +12,7 @@ import pytest
 
 from dmconfig.document import parse_scalar
 from dmconfig.errors import Code, DMConfigError, ResolveError
-from dmconfig.layers import MAX_FILES, profiles_of, read_files
+from dmconfig.layers import MAX_FILES
 from dmconfig.load import resolve_file
 from dmconfig.paths import ConfigPath, Location
 from dmconfig.resolve import Resolved, override_from_text, overrides_from_mapping
@@ -169,7 +169,7 @@ def test_profile_is_over_the_files_and_merges_with_what_they_extend(write: Write
     assert data(file, profile="prod") == {"a": 9, "b": 2, "c": 1}
     assert data(file, profile="dev") == {"a": 2, "b": 1, "c": 9}
     assert data(file, profile="empty") == data(file)
-    assert profiles_of(*read_files(file)) == ("dev", "empty", "prod")
+    assert resolve_file(file).profiles == ("dev", "empty", "prod")
 
 
 def test_profile_of_the_environment_gives_way_to_a_given_one(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

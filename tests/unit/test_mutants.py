@@ -218,8 +218,7 @@ def check_mutant(content: bytes, file: Path) -> bool:
     file.write_bytes(content)
     try:
         checked = check_file(file)
-        if b"profiles" in content:
-            check_profiles(file)
+        check_profiles(checked.resolved.profiles, file)
     except DMConfigError as error:
         problems = error.problems
     else:
