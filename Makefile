@@ -65,6 +65,7 @@ lint: $(LINTED) ## ruff and mypy; changes nothing
 
 bench: $(TESTED) ## time the commands, plans, the loading of a 2 GB pipeline and the disk tier, see benchmarks/
 	@failed=0; \
+	$(BIN)/python benchmarks/startup.py || failed=1; \
 	$(BIN)/python benchmarks/commands.py || failed=1; \
 	$(BIN)/python benchmarks/plan_speed.py || failed=1; \
 	$(BIN)/python benchmarks/placement_quality.py || failed=1; \
@@ -82,6 +83,9 @@ schema: $(TESTED) ## write the JSON Schemas of specs, machine files and plans an
 	@mv build/machine.json schemas/machine-1.schema.json
 	@mv build/plan.json schemas/plan-1.schema.json
 	@echo "wrote schemas/dmconfig-1.schema.json, schemas/machine-1.schema.json and schemas/plan-1.schema.json"
+
+reference: $(TESTED) ## write the pages of keys and of error codes anew, from the models
+	$(BIN)/python tools/reference.py
 
 layouts: $(TESTED) ## write the packaged layouts anew, from the packaged configs
 	$(BIN)/python tools/layouts.py
@@ -110,4 +114,4 @@ $(LINTED): pyproject.toml constraints.txt
 	@$(PIP) -e '.[test,lint]'
 	@touch $(TESTED) $(LINTED)
 
-.PHONY: help demo test quick placements test-matrix lint bench schema layouts clean
+.PHONY: help demo test quick placements test-matrix lint bench schema reference layouts clean
