@@ -8,7 +8,6 @@ collection in the middle (it is more than half of a first load). Placing is for 
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from dmconfig.assembly import Assembly, Component
 from dmconfig.devices import DISK
 from dmconfig.errors import BuildError, Code, DispatchError
+from dmconfig.garbage import gc_paused
 from dmconfig.layout import nearest_ancestor
 from dmconfig.measure import component_weights
 from dmconfig.offload import OffloadFolder
@@ -60,18 +60,6 @@ def _resting_on_disk(module: Any, assignment: Assignment) -> Iterator[tuple[str,
     for name, parameter in module.named_parameters():
         if on_disk[nearest_ancestor(name.rpartition(".")[0], on_disk)]:
             yield name, parameter
-
-
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Stop cyclic garbage collection for a while: loading makes many objects and no garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _load(resolved: Resolved, component: Component, dtype: str | None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
 from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
+from dmconfig.garbage import gc_paused
 from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
 from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
 from dmconfig.plan.task import Task
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
-from dmconfig.spec import Spec, validate_spec
+from dmconfig.spec import REHEARSED, Spec, validate_spec
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A spec that passed every rule, and what its pipeline is made of."""
+    """A spec that passed every rule, and what its pipeline is made of; ``notes`` are to be told with its plan."""
 
     resolved: Resolved
     spec: Spec
     assembly: Assembly
+    notes: tuple[str, ...] = ()
 
 
 def check_file(file: str | Path, overrides: Iterable[Override] = (), *, ask_hub: bool = False) -> Checked:
@@ -56,17 +58,40 @@ def check_file(file: str | Path, overrides: Iterable[Override] = (), *, ask_hub:
 def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -> Plan:
     """Return the plan of a checked spec on a machine. Reads headers, never weights.
 
-    ``ask_hub`` lets the hub be asked for the headers of weights that are not on this machine.
+    ``ask_hub`` lets the hub be asked for the headers of weights that are not on this machine. Where the file's reserve
+    is to be rehearsed, that is done first, unless it is remembered from an earlier time.
 
-    Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine. BuildError: the hub was to
-        be asked, and it failed.
+    Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine, or none agrees with its
+        rehearsal. BuildError: the hub was to be asked, and it failed; or what is to be rehearsed cannot be built.
     """
+    checked = with_reserve(checked, inventory, ask_hub=ask_hub)
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    notes = tuple(variant_notes(assembly))
+    notes = (*checked.notes, *variant_notes(assembly))
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
+
+
+def with_reserve(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -> Checked:
+    """Return checked with the reserve that a rehearsal on a machine asks for, where the file leaves it to that.
+
+    Raises: PlanError, BuildError, DispatchError, SpecError: see ``rehearse.remembered``. MachineError: the machine's
+        accelerators cannot be rehearsed.
+    """
+    if checked.spec.reserve != REHEARSED:
+        return checked
+    from dmconfig.rehearse.reserve import reserve_for
+
+    planner = functools.partial(_plan_of, checked, ask_hub)
+    reserve, note = reserve_for(checked.resolved, checked.spec, checked.assembly, planner, inventory)
+    spec = checked.spec.model_copy(update={"reserve": reserve})
+    return replace(checked, spec=spec, notes=(*checked.notes, note))
+
+
+def _plan_of(checked: Checked, ask_hub: bool, spec: Spec, inventory: Inventory) -> Plan:
+    """The plan of a checked spec with other values; at module level, so that another process can be given it."""
+    return plan_for(replace(checked, spec=spec), inventory, ask_hub=ask_hub)
 
 
 def _hub_headers() -> Headers:
@@ -123,6 +148,7 @@ def alternatives_for(
 
 
 def _task(checked: Checked, inventory: Inventory, *, ask_hub: bool) -> Task:
+    checked = with_reserve(checked, inventory, ask_hub=ask_hub)
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
@@ -190,7 +216,7 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
     Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed; or, before anything is
         loaded, bytes do not survive copies between the accelerators of the plan, or the offload folder cannot be used.
     """
-    from dmconfig.build import build_pipeline, gc_paused
+    from dmconfig.build import build_pipeline
     from dmconfig.transfers import checked_once
 
     checked_once([plan.execution_device, *(d for assignment in plan.assignments for d in assignment.execution_devices)])

@@ -126,9 +126,14 @@ def _head(rehearsal: Rehearsal) -> Iterator[str]:
     yield f"<header>\n<h1>{escape(rehearsal.plan.pipeline)}</h1>"
     yield f'<p class="machine">rehearsed on {escape(rehearsal.plan.machine)}, without weights</p>'
     yield f'<div class="verdict {"good" if rehearsal.fits else "bad"}">{escape(report.verdict(rehearsal))}'
-    if rehearsal.failure is not None:
-        yield from _list(report.failure_facts(rehearsal.failure))
+    if facts := [*report.failure_facts(rehearsal)]:
+        yield from _list(facts)
     yield "</div>"
+    heading, *remedies = [*report.remedy_lines(rehearsal)] or [""]
+    if remedies:
+        yield f"<p>{escape(heading)}</p>\n<ul>"
+        yield from (f"<li>{escape(remedy)}</li>" for remedy in remedies)
+        yield "</ul>"
     yield "<ul>"
     yield from (f"<li>{escape(fact)}</li>" for fact in report.facts(rehearsal))
     yield "</ul>\n</header>"
