@@ -61,6 +61,7 @@ class Code(StrEnum):
     UNKNOWN_CALL_ARGUMENT = "DM309"
     BAD_COMMAND_LINE = "DM310"
     UNKNOWN_MODULE = "DM311"
+    INPUT_UNREADABLE = "DM350"
     # DM4xx: sources and weights
     SOURCE_NOT_FOUND = "DM401"
     NOT_A_PIPELINE = "DM402"

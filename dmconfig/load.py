@@ -14,6 +14,7 @@ from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
 from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
 from dmconfig.garbage import gc_paused
+from dmconfig.inputs import call_with_files
 from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
 from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
@@ -232,7 +233,7 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
             placed: DiffusionPipeline = dispatch(
                 pipe,
                 plan,
-                call=checked.spec.call,
+                call=call_with_files(checked.resolved, checked.spec.call),
                 in_turn=checked.assembly.in_turn,
                 group_options=checked.spec.group_offload.model_dump(),
                 asked=_asked(checked),

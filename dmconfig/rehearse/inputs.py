@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dmconfig.check import COUNTS
 from dmconfig.errors import Code, Problem
 from dmconfig.facts import CallParameter, PipelineFacts
 from dmconfig.rehearse.scaling import Steps
@@ -16,7 +17,6 @@ from dmconfig.rehearse.script import Settings
 PROMPT = "a photo of an astronaut riding a horse on the moon, 4k"
 MAIN = "scheduler"
 """What pipelines call the scheduler whose steps a user asks for; others have a prefix (``prior_scheduler``)."""
-COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
 FRAMES = ("num_frames", "video_length", "frames")
 """What pipelines call the length of a film."""
 

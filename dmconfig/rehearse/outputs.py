@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dmconfig.rehearse.inputs import COUNTS, FRAMES
+from dmconfig.check import COUNTS
+from dmconfig.rehearse.inputs import FRAMES
 
 _CHANNELS: Mapping[str, int] = {"pt": -3, "np": -1}
 """Where arrays have their channels; pictures have none."""
