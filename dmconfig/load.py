@@ -84,14 +84,14 @@ def with_reserve(checked: Checked, inventory: Inventory, *, ask_hub: bool = Fals
         return checked
     from dmconfig.rehearse.reserve import reserve_for
 
-    planner = functools.partial(_plan_of, checked, ask_hub)
+    planner = functools.partial(plan_of, checked, ask_hub)
     reserve, note = reserve_for(checked.resolved, checked.spec, checked.assembly, planner, inventory)
     spec = checked.spec.model_copy(update={"reserve": reserve})
     return replace(checked, spec=spec, notes=(*checked.notes, note))
 
 
-def _plan_of(checked: Checked, ask_hub: bool, spec: Spec, inventory: Inventory) -> Plan:
-    """The plan of a checked spec with other values; at module level, so that another process can be given it."""
+def plan_of(checked: Checked, ask_hub: bool, spec: Spec, inventory: Inventory) -> Plan:
+    """Return the plan of a checked spec with other values on a machine; see ``plan_for``."""
     return plan_for(replace(checked, spec=spec), inventory, ask_hub=ask_hub)
 
 

@@ -27,13 +27,14 @@ PLAN_SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
-    {"version", "paths", "units", "devices", "progress"},
+    {"version", "paths", "units", "devices", "progress", "garbage"},
     {"errors", "hints", "rates"},
     {"document", "weights", "facts", "virtual"},
     {"resolve", "footprint", "cards"},
     {"validation", "gguf"},
     {"catalog", "spec", "inventory", "transfers", "layout", "offload", "inputs"},
-    {"source", "machine", "configs", "layouts"},
+    {"machine", "configs", "layouts"},
+    {"source"},
     {"assembly"},
     {"measure"},
     {"check"},
@@ -43,6 +44,7 @@ LAYERS = (
     {"rehearse"},
     {"condition"},
     {"load"},
+    {"staging"},
     {"cli"},
     {"__init__", "__main__"},
 )

@@ -14,6 +14,7 @@ from dmconfig.cli.printing import TRACEBACK
 from dmconfig.cli.rehearse import rehearse
 from dmconfig.cli.run import run
 from dmconfig.cli.schema import schema
+from dmconfig.cli.sweep import sweep
 from dmconfig.cli.validate import validate
 from dmconfig.version import __version__
 
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (validate, plan, rehearse, run, doctor, machine, schema):
+for verb in (validate, plan, rehearse, sweep, run, doctor, machine, schema):
     app.command()(verb)
 
 

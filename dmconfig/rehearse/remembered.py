@@ -1,4 +1,4 @@
-"""What placements take, kept between runs in the user's cache folder: asked for again, it costs nothing, not even torch.
+"""What placements take, kept between runs in the user's cache folder: free the second time, and without torch.
 
 What was taken is used again only where everything that it depends on is the same: what the file says of the pipeline
 and its call, the configs, where everything is placed, the cards, the settings, and the versions of all that runs. How

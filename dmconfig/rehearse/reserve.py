@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from dmconfig.assembly import Assembly
 from dmconfig.errors import Code, MachineError, PlanError, Problem
 from dmconfig.inventory import Inventory
 from dmconfig.rehearse.script import Script, Settings
-from dmconfig.rehearse.settling import Planner, Settled, settle
+from dmconfig.rehearse.settling import Planner, Settled, reserve_words, settle
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT, RehearsedReserve, Spec
-from dmconfig.units import format_bytes
 
 _PATH = ("reserve",)
 
@@ -65,12 +62,6 @@ def _disagreement(resolved: Resolved, settled: Settled) -> Problem:
 
 
 def _origin(settled: Settled) -> str:
-    sizes = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in _largest_first(settled.reserve))
     shape = " x ".join(map(str, settled.taken.output))
-    return f"the reserve is what a rehearsal of this plan took beside weights, for {shape}: {sizes}"
-
-
-def _largest_first(reserve: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The reserves by component, the most first; then that of whatever else runs."""
-    named = sorted(((n, b) for n, b in reserve.items() if n != DEFAULT), key=lambda pair: -pair[1])
-    return [*named, ("otherwise", reserve.get(DEFAULT, 0))]
+    words = reserve_words(settled.reserve)
+    return f"the reserve is what a rehearsal of this plan took beside weights, for {shape}: {words}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from dmconfig.errors import PlanError
 from dmconfig.inventory import Inventory
 from dmconfig.plan import DeviceUse, Plan
 from dmconfig.rehearse.remembered import Taken, places_of, taken_by
@@ -78,5 +79,19 @@ def settle(script: Script, planner: Planner, inventory: Inventory, settings: Set
 
     last = settled({DEFAULT: 0}, 1)
     while last.rounds < MAX_ROUNDS and last.needed != last.reserve and not last.taken.wrong:
-        last = settled(last.needed, last.rounds + 1)
+        try:
+            last = settled(last.needed, last.rounds + 1)
+        except PlanError as error:
+            raise PlanError([replace(problem, why=_beside(last.needed)) for problem in error.problems]) from error
     return last
+
+
+def _beside(reserve: Mapping[str, int]) -> str:
+    return f"beside weights, a rehearsal took {reserve_words(reserve)}"
+
+
+def reserve_words(reserve: Mapping[str, int]) -> str:
+    """Return a reserve in words: by component, the most first, and what anything else takes."""
+    named = sorted(((nbytes, name) for name, nbytes in reserve.items() if name != DEFAULT), reverse=True)
+    words = [f"{name} {format_bytes(nbytes)}" for nbytes, name in named]
+    return ", ".join([*words, f"otherwise {format_bytes(reserve.get(DEFAULT, 0))}"])

@@ -15,14 +15,15 @@ from dmconfig.rehearse.settling import Planner, settle
 class Tried:
     """One setting of a sweep on one machine: whether it runs there, and the device that comes closest to full.
 
-    ``why_not`` is empty where it fits. One that needs more than another that does not fit is not tried: nothing is
-    known of what it needs, and ``device`` is empty.
+    ``why_not`` is empty where it fits. One that is larger than another that does not fit is not tried. Where no plan
+    was found, or it was not tried, nothing is known of what it needs, and ``device`` is empty.
     """
 
     machine: str
     size: int
     batch: int
     fits: bool
+    is_tried: bool = True
     why_not: str = ""
     device: str = ""
     need_bytes: int = 0
@@ -46,7 +47,7 @@ def sweep(
             tried = _tried(script, planner, inventory, replace(settings, height=size, width=size, batch=batch))
         else:
             why = f"not tried: {smaller.size} px, batch {smaller.batch} does not fit"
-            tried = Tried(machine=inventory.name, size=size, batch=batch, fits=False, why_not=why)
+            tried = Tried(machine=inventory.name, size=size, batch=batch, fits=False, is_tried=False, why_not=why)
         failed += [] if tried.fits else [tried]
         yield tried
 
@@ -61,7 +62,8 @@ def _tried(script: Script, planner: Planner, inventory: Inventory, settings: Set
     try:
         settled = settle(script, planner, inventory, settings)
     except PlanError as error:
-        why = error.problems[0].what
+        problem = error.problems[0]
+        why = f"{problem.what}; {problem.why}" if problem.why else problem.what
         return Tried(machine=inventory.name, size=size, batch=batch, fits=False, why_not=why)
     device = settled.fullest
     return Tried(

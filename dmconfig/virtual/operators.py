@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from dmconfig.virtual import rules
 from dmconfig.virtual.errors import REFUSALS
+from dmconfig.virtual.shapes import shapes_of
 from dmconfig.virtual.state import MachineState
 from dmconfig.virtual.tensor import CPU, META, Args, Kwargs, VirtualTensor, as_shape, inner_of, is_shape_only, no_modes
 from dmconfig.virtual.whereabouts import running_module
@@ -212,10 +213,17 @@ def _compute(func: OpOverload, args: Args, kwargs: Kwargs, *, shape_only: bool, 
     kwargs = _for_inner(kwargs, META if shape_only else CPU, placed=placed)
     convert = _shape_of if shape_only else inner_of
     args, kwargs = tree_map_only(torch.Tensor, convert, (args, kwargs))
+    if shape_only:
+        return shapes_of(func, args, kwargs, lambda: _shaped(func, args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _shaped(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Run an operator on meta tensors; where it has no kernel for them, its parts."""
     try:
         return func(*args, **kwargs)
     except NotImplementedError:
-        result = func.decompose(*args, **kwargs) if shape_only else NotImplemented
+        result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
             raise
         return result

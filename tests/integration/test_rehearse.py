@@ -21,7 +21,7 @@ from dmconfig.load import Checked, check_file, plan_for
 from dmconfig.progress import NoProgress
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
 from dmconfig.rehearse import rehearsal as rehearsing
-from dmconfig.rehearse.inputs import arguments
+from dmconfig.rehearse.inputs import arguments, steps_of
 from dmconfig.rehearse.skeleton import build_skeleton
 from dmconfig.resolve import overrides_from_mapping
 from dmconfig.units import GIB
@@ -103,7 +103,8 @@ def with_values(checked: Checked, rehearsal: Rehearsal, settings: Settings) -> t
         options = checked.spec.group_offload.model_dump()
         dispatch(pipe, rehearsal.plan, in_turn=checked.assembly.in_turn, group_options=options, is_mapped=False)
         machine.ledger.reset()
-        given = arguments(pipe, checked.assembly.facts, settings, {}, rehearsal.steps[0])
+        steps = steps_of(pipe, checked.assembly.facts, settings, {})
+        given = arguments(pipe, checked.assembly.facts, settings, {}, steps)
         with machine.track(pipe.components):
             pipe(**given)
         ledger = machine.ledger
