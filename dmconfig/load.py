@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
     from dmconfig.offload import OffloadFolder
+    from dmconfig.rehearse.script import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +57,19 @@ def check_file(file: str | Path, overrides: Iterable[Override] = (), *, ask_hub:
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
 
 
-def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -> Plan:
+def plan_for(
+    checked: Checked, inventory: Inventory, *, ask_hub: bool = False, settings: Settings | None = None
+) -> Plan:
     """Return the plan of a checked spec on a machine. Reads headers, never weights.
 
     ``ask_hub`` lets the hub be asked for the headers of weights that are not on this machine. Where the file's reserve
-    is to be rehearsed, that is done first, unless it is remembered from an earlier time.
+    is to be rehearsed, that is done first, unless it is remembered from an earlier time; ``settings`` are what the
+    call is asked for beyond the file.
 
     Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine, or none agrees with its
         rehearsal. BuildError: the hub was to be asked, and it failed; or what is to be rehearsed cannot be built.
     """
-    checked = with_reserve(checked, inventory, ask_hub=ask_hub)
+    checked = with_reserve(checked, inventory, ask_hub=ask_hub, settings=settings)
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
@@ -74,7 +78,9 @@ def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 
-def with_reserve(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -> Checked:
+def with_reserve(
+    checked: Checked, inventory: Inventory, *, ask_hub: bool = False, settings: Settings | None = None
+) -> Checked:
     """Return checked with the reserve that a rehearsal on a machine asks for, where the file leaves it to that.
 
     Raises: PlanError, BuildError, DispatchError, SpecError: see ``rehearse.remembered``. MachineError: the machine's
@@ -83,9 +89,11 @@ def with_reserve(checked: Checked, inventory: Inventory, *, ask_hub: bool = Fals
     if checked.spec.reserve != REHEARSED:
         return checked
     from dmconfig.rehearse.reserve import reserve_for
+    from dmconfig.rehearse.script import Script, Settings
 
     planner = functools.partial(plan_of, checked, ask_hub)
-    reserve, note = reserve_for(checked.resolved, checked.spec, checked.assembly, planner, inventory)
+    script = Script(resolved=checked.resolved, spec=checked.spec, assembly=checked.assembly)
+    reserve, note = reserve_for(script, planner, inventory, settings or Settings())
     spec = checked.spec.model_copy(update={"reserve": reserve})
     return replace(checked, spec=spec, notes=(*checked.notes, note))
 

@@ -66,7 +66,7 @@ def script_of(checked: Checked) -> Script:
 
 
 def _rehearsed(checked: Checked, inventory: Inventory, settings: Settings) -> Rehearsal:
-    plan = plan_for(checked, inventory)
+    plan = plan_for(checked, inventory, settings=settings)
     with gc_paused():  # torch and the libraries above it: a second of it is the collector's
         from dmconfig.rehearse.apart import apart
         from dmconfig.rehearse.rehearsal import rehearse

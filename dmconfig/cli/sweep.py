@@ -97,8 +97,6 @@ def _numbers(text: str, origin: str, *, least: int) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     wrong = [word for word in words if not word.isdecimal() or int(word) < least]
     if wrong:
-        what = (
-            f"{', '.join(map(repr, wrong))} cannot be one of {origin}; whole numbers from {least} on are, with commas"
-        )
+        what = f"{origin} takes whole numbers from {least} on, with commas, and not {', '.join(map(repr, wrong))}"
         raise SpecError([Problem(code=Code.BAD_COMMAND_LINE, what=what, fix=f"e.g. {origin} 512,768", origin=origin)])
     return [int(word) for word in words]

@@ -1,22 +1,23 @@
 """Rehearsing where real accelerators are: in a process of its own, to which they are invisible.
 
-``python -m dmconfig.rehearse.apart CALL RESULT`` is that process: it reads a function and its arguments from one file
-and writes what came of it to another.
+That process reads a function and its arguments from one file, and writes what came of it to another.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from dmconfig.errors import Code, DMConfigError, Problem, RunError
 from dmconfig.virtual.hidden import run_hidden, sees_cuda
 
 Result = TypeVar("Result")
+_PROCESS = "import sys; from dmconfig.rehearse.apart import answer; answer(*sys.argv[1:])"
 
 
 def apart(function: Callable[..., Result], *arguments: Any) -> Result:
@@ -30,8 +31,8 @@ def apart(function: Callable[..., Result], *arguments: Any) -> Result:
         return function(*arguments)
     with tempfile.TemporaryDirectory() as folder:
         call, result = Path(folder, "call"), Path(folder, "result")
-        call.write_bytes(pickle.dumps((function, arguments)))
-        code = run_hidden(["-m", "dmconfig.rehearse.apart", str(call), str(result)]).returncode
+        call.write_bytes(pickled((function, arguments)))
+        code = run_hidden(["-c", _PROCESS, str(call), str(result)]).returncode
         if code or not result.is_file():
             what = f"the process that rehearses, without this machine's accelerators, ended with code {code}"
             raise RunError([Problem(code=Code.REHEARSAL_FAILED, what=what, fix="see what it printed above")])
@@ -43,14 +44,28 @@ def apart(function: Callable[..., Result], *arguments: Any) -> Result:
     return returned
 
 
-def _main(call: str, result: str) -> None:
+def pickled(value: Any) -> bytes:
+    """Return a value as bytes, the read-only mappings in it too, which Python does not pickle by itself."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        return (read_only, (dict(value),)) if type(value) is MappingProxyType else NotImplemented
+
+
+def read_only(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    """Return a read-only mapping of values: by a name that can be pickled, which its own class has not."""
+    return MappingProxyType(values)
+
+
+def answer(call: str, result: str) -> None:
+    """Call what is in one file, and write what it returns or raises to another: what the other process does."""
     function, arguments = pickle.loads(Path(call).read_bytes())  # noqa: S301 - as above
     try:
         outcome: Any = (function(*arguments), None)
     except DMConfigError as error:
         outcome = (None, (type(error), error.problems))
-    Path(result).write_bytes(pickle.dumps(outcome))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    Path(result).write_bytes(pickled(outcome))

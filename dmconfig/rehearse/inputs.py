@@ -22,8 +22,14 @@ FRAMES = ("num_frames", "video_length", "frames")
 
 _REHEARSED_STEPS = 2
 _STEPS = "num_inference_steps"
-_ORDERS = {"PNDM": 4, "LMS": 4, "UniPC": 2, "DPMSolver": 2, "CogVideoXDPM": 2, "DEIS": 2, "SASolver": 3}
-"""Parts of the names of multistep schedulers, and how many steps back they look where their config does not say."""
+_ORDERS = {
+    "PNDM": 4, "LMS": 4, "UniPC": 2, "DPMSolver": 2, "CogVideoXDPM": 2, "DEIS": 2, "SASolver": 3,
+    "DDPM": 2, "UnCLIP": 2, "LCM": 2, "TCD": 2,
+}  # fmt: skip
+"""Parts of the names of multistep schedulers, and how many steps back they look where their config does not say.
+
+Those of the second line look back at one, and add noise in all steps but the last, which so is like no other.
+"""
 _PICTURES = (
     "image", "mask_image", "control_image", "control_mask", "conditioning_image",
     "reference_image", "example_image", "original_image",
@@ -70,7 +76,7 @@ def _parameter(scheduler: str) -> str:
 
 
 def _order(scheduler: Any) -> int:
-    """How many steps back a scheduler looks; 1 where it looks at none but the last."""
+    """How many steps back a scheduler looks, or has to be looked at."""
     name = type(scheduler).__name__
     known = next((order for part, order in _ORDERS.items() if part in name), 1)
     stated = getattr(getattr(scheduler, "config", None), "solver_order", None)
@@ -91,6 +97,20 @@ def meaningless(settings: Settings, facts: PipelineFacts) -> Iterator[Problem]:
         if value is not None and not is_known:
             words = f"{facts.class_name} {what}"
             yield Problem(code=Code.UNKNOWN_CALL_ARGUMENT, what=words, fix=f"leave {origin} out", origin=origin)
+
+
+def call_of(settings: Settings, facts: PipelineFacts) -> dict[str, int]:
+    """Return what is asked beyond the file as arguments that a file can hold under ``call``."""
+    known = {parameter.name for parameter in facts.call}
+    batch = settings.batch if settings.batch > 1 else None
+    asked = {
+        "height": settings.height,
+        "width": settings.width,
+        **dict.fromkeys(FRAMES, settings.frames),
+        _STEPS: settings.steps,
+        **dict.fromkeys(COUNTS, batch),
+    }
+    return {name: value for name, value in asked.items() if name in known and value is not None}
 
 
 def arguments(

@@ -11,9 +11,11 @@ from typing import Any
 
 from dmconfig.errors import DMConfigError
 from dmconfig.plan import Residency
+from dmconfig.rehearse.inputs import call_of
 from dmconfig.rehearse.model import Rehearsal, Remedy
 from dmconfig.rehearse.report import verdict
 from dmconfig.rehearse.script import Script, Settings
+from dmconfig.spec import REHEARSED
 
 Trial = Callable[[Mapping[str, Any], Settings], Rehearsal]
 """Rehearses the file with some of its keys set otherwise. Raises: DMConfigError: that cannot be."""
@@ -68,23 +70,27 @@ def _other_devices(script: Script, rehearsal: Rehearsal, settings: Settings) -> 
     """The room that phases need, known to the plan; and what does not fit, on each other device."""
     spec, devices = script.spec, [device.id for device in rehearsal.devices]
     if spec.strategy is not None:
-        yield Change(words="set reserve: rehearsed", keys={"reserve": "rehearsed"}, settings=settings)
-    elif len(devices) > 1:
-        for name, here in _too_much(rehearsal).items():
-            for device in devices:
-                if device not in here:
-                    keys = _pinned(script, name, device)
-                    yield Change(words=f"place {name} on {device}", keys=keys, settings=settings)
+        yield _planned(script, settings, {})
+    for name, here in _too_much(rehearsal).items() if spec.strategy is None else ():
+        for device in devices:
+            if device not in here:
+                keys = _pinned(script, name, device)
+                yield Change(words=f"place {name} on {device}", keys=keys, settings=settings)
     if spec.strategy != "auto":
-        keys = {"device_map": "auto", "reserve": "rehearsed"}
-        yield Change(words="set device_map: auto and reserve: rehearsed", keys=keys, settings=settings)
+        yield _planned(script, settings, {"device_map": "auto"})
+
+
+def _planned(script: Script, settings: Settings, keys: Mapping[str, Any]) -> Change:
+    """A change of strategy, with a reserve that is rehearsed for what is asked, which the file then has to say."""
+    asked = {f"call.{name}": value for name, value in call_of(settings, script.assembly.facts).items()}
+    words = ", ".join(f"{key}: {value}" for key, value in {**keys, "reserve": REHEARSED, **asked}.items())
+    return Change(words=f"set {words}", keys={**keys, "reserve": REHEARSED, **asked}, settings=settings)
 
 
 def _pinned(script: Script, name: str, device: str) -> Mapping[str, Any]:
     """The keys that place one component on a device and leave the others where they are."""
-    if isinstance(script.spec.device_map, dict):
-        return {f"device_map.{name}": device}
-    return {"device_map": {name: device, "default": script.spec.device_map}}
+    written = script.resolved.data.get("device_map", script.spec.device_map)
+    return {"device_map": {**(written if isinstance(written, dict) else {"default": written}), name: device}}
 
 
 def _offload(script: Script, rehearsal: Rehearsal, settings: Settings) -> Iterator[Change]:
@@ -92,9 +98,7 @@ def _offload(script: Script, rehearsal: Rehearsal, settings: Settings) -> Iterat
     stays = any(assignment.residency is Residency.ALWAYS for assignment in rehearsal.plan.assignments)
     for word in ("cpu_offload_with_hook", "sequential_cpu_offload") if stays else ():
         if word != script.spec.low_memory:
-            keys = {"device_map": "balanced", "low_memory": word, "reserve": "rehearsed"}
-            words = f"set device_map: balanced, low_memory: {word} and reserve: rehearsed"
-            yield Change(words=words, keys=keys, settings=settings)
+            yield _planned(script, settings, {"device_map": "balanced", "low_memory": word})
 
 
 def _smaller_batches(settings: Settings) -> Iterator[Change]:

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from dmconfig.assembly import Assembly
 from dmconfig.errors import Code, MachineError, PlanError, Problem
 from dmconfig.inventory import Inventory
 from dmconfig.rehearse.script import Script, Settings
 from dmconfig.rehearse.settling import Planner, Settled, reserve_words, settle
 from dmconfig.resolve import Resolved
-from dmconfig.spec import DEFAULT, RehearsedReserve, Spec
+from dmconfig.spec import DEFAULT, RehearsedReserve
 
 _PATH = ("reserve",)
 
 
 def reserve_for(
-    resolved: Resolved, spec: Spec, assembly: Assembly, planner: Planner, inventory: Inventory
+    script: Script, planner: Planner, inventory: Inventory, settings: Settings
 ) -> tuple[RehearsedReserve, str]:
     """Return the reserve that plan and rehearsal of a checked spec agree on, and a sentence on where it came from.
 
-    The call is that of the file, with the pipeline's own defaults. A machine without accelerators keeps nothing free.
+    A machine without accelerators keeps nothing free.
 
     Raises: PlanError: no plan fits, or none agrees with its rehearsal. MachineError: the accelerators are not CUDA's.
-        SpecError, BuildError, DispatchError: as ``rehearse``.
+        SpecError, BuildError, DispatchError, RunError: as ``settle``.
     """
     if not inventory.accelerators:
         return RehearsedReserve({DEFAULT: 0}), "there is no accelerator, so no reserve was rehearsed"
     if wrong := unfit(inventory):
-        raise MachineError([resolved.problem(Code.BAD_MACHINE, _PATH, wrong, fix="write the reserve as a size")])
-    script = Script(resolved=resolved, spec=spec, assembly=assembly)
-    settled = settle(script, planner, inventory, Settings())
+        fix = "write the reserve as a size"
+        raise MachineError([script.resolved.problem(Code.BAD_MACHINE, _PATH, wrong, fix=fix)])
+    settled = settle(script, planner, inventory, settings)
     if not settled.agrees:
-        raise PlanError([_disagreement(resolved, settled)])
+        raise PlanError([_disagreement(script.resolved, settled)])
     return RehearsedReserve(settled.reserve), _origin(settled)
 
 

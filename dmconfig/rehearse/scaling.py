@@ -1,7 +1,8 @@
 """What moves in a whole generation, told from a few of its steps.
 
-What has moved is noted after every step of the scheduler. What the last step moved, every step that is not run is
-taken to move as well; what came before the first step and what comes after the last are counted once.
+What has moved is noted after every step of the scheduler. What the last step but one moved, or the last of two, every
+step that is not run is taken to move as well: some schedulers add noise in all steps but the last. What came before the
+first step and what comes after the last are counted once.
 """
 
 from __future__ import annotations
@@ -88,11 +89,17 @@ def _repeated(move: Move, steps: Steps, share: float | None) -> tuple[MoveCount,
     marks = steps.noted[:: -steps.per_step][::-1]
     moved = [_between(before, after, move) for before, after in itertools.pairwise(marks)]
     if share is None or not moved:
-        return (moved[-1] if moved else NOTHING), steps.asked - steps.run
-    # it did not run in every step, so the last one in which it did tells, and the first one may have been that
-    own = [*([_between({}, marks[0], move)] if move.kind == "activations" else []), *moved]
-    ran = [each for each in own if each.count]
-    return (ran[-1] if ran else NOTHING), max(0.0, steps.asked * share - len(ran))
+        return _typical(moved), steps.asked - steps.run
+    # it did not run in every step: those tell in which it did, but of weights not the first, which brings them
+    first = _between({}, marks[0], move)
+    ran = sum(each.count > 0 for each in (first, *moved))
+    telling = [each for each in (*([] if move.kind == "weights" else [first]), *moved) if each.count]
+    return _typical(telling), max(0.0, steps.asked * share - ran)
+
+
+def _typical(moved: Sequence[MoveCount]) -> MoveCount:
+    """What the last step but one moved; of one, that; of none, nothing."""
+    return moved[-2:][0] if moved else NOTHING
 
 
 def _between(before: Moves, after: Moves, move: Move) -> MoveCount:
