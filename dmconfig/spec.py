@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from dmconfig.devices import DEVICE_FORMS, DISK, device_or_none, nearest_device, parse_device
 from dmconfig.errors import Code, Problem, SpecError, nearest
 from dmconfig.hints import key_hint
+from dmconfig.layers import FILE_KEYS
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.units import BUDGET_FORMS, GIB, SIZE_FORMS, Budget, parse_budget, parse_size
@@ -169,6 +170,16 @@ class ComponentSpec(Model):
     )
 
 
+class SharingSpec(Model):
+    """One more pipeline on the same components: each of them has one home, whichever pipelines it takes part in."""
+
+    class_name: str = Field(alias="class", description="Pipeline class of diffusers.")
+    call: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Defaults for its call, on top of those of the top-level `call` that its class takes.",
+    )
+
+
 class GroupOffloadSpec(Model):
     """How group offload cuts components: the options of diffusers' ``apply_group_offloading``, by the same names."""
 
@@ -235,6 +246,11 @@ class Spec(Model):
     components: dict[str, ComponentSpec | None] = Field(
         default_factory=dict,
         description="Components that differ from the source's own, by name; null leaves an optional one out.",
+    )
+    pipelines: dict[str, SharingSpec] = Field(
+        default_factory=dict,
+        description="More pipelines on the same components, by a name of your own. What a class needs beyond the "
+        "pipeline's components, such as a controlnet, stands under components.",
     )
     device_map: DeviceMap = Field(
         "balanced",
@@ -410,7 +426,7 @@ def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
 
 def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
     key, model = str(path[-1]), _model_at(path[:-1])
-    known = [*keys(model)]
+    known = [*keys(model), *(FILE_KEYS if model is Spec else ())]
     fix = key_hint(path) or nearest_key(key, known) or _where_it_belongs(key)
     why = f"the keys accepted here are: {', '.join(known)}"
     return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
@@ -426,6 +442,8 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return ComponentSpec
         case ("group_offload", *_):
             return GroupOffloadSpec
+        case ("pipelines", *_):
+            return SharingSpec
         case _:
             return PlacementSpec
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dmconfig.garbage import gc_paused
 from dmconfig.inventory import Inventory
-from dmconfig.load import Checked, check_file, plan_for, plan_of
+from dmconfig.load import Checked, plan_for, plan_of
 from dmconfig.rehearse.script import Script, Settings
 from dmconfig.resolve import Override, overrides_from_mapping
 
@@ -18,43 +18,45 @@ if TYPE_CHECKING:
     from dmconfig.rehearse.sweeping import Tried
 
 
+Check = Callable[[Sequence[Override]], Checked]
+"""Reads and checks a file with these overrides: ``load.check_file`` with its other arguments."""
+
+
 def rehearse_file(
-    file: Path, overrides: Sequence[Override], inventory: Inventory, settings: Settings, *, tries_remedies: bool = False
+    check: Check,
+    overrides: Sequence[Override],
+    inventory: Inventory,
+    settings: Settings,
+    *,
+    tries_remedies: bool = False,
 ) -> Rehearsal:
-    """Return the rehearsal of the spec in file on a machine; where it does not fit, with what may help.
+    """Return the rehearsal of a file on a machine; where it does not fit, with what may help.
 
     With ``tries_remedies`` each of these is rehearsed too.
 
-    Raises: DMConfigError: as ``check_file``, ``plan_for`` and ``rehearse``.
+    Raises: DMConfigError: as ``check``, ``plan_for`` and ``rehearse``.
     """
-    from dataclasses import replace
-
-    checked = check_file(file, overrides)
+    checked = check(overrides)
     rehearsal = _rehearsed(checked, inventory, settings)
     from dmconfig.rehearse.remedies import changes, remedies
 
     def trial(keys: Mapping[str, Any], changed: Settings) -> Rehearsal:
-        return _rehearsed(check_file(file, _with_keys(overrides, keys)), inventory, changed)
+        return _rehearsed(check(_with_keys(overrides, keys)), inventory, changed)
 
     found = changes(script_of(checked), rehearsal, settings)
     return replace(rehearsal, remedies=remedies(found, trial if tries_remedies else None))
 
 
-def sweep_file(
-    file: Path,
-    overrides: Sequence[Override],
-    inventories: Iterable[Inventory],
-    grid: Iterable[tuple[int, int]],
-    settings: Settings,
+def sweep_machines(
+    checked: Checked, inventories: Iterable[Inventory], grid: Iterable[tuple[int, int]], settings: Settings
 ) -> dict[str, list[Tried]]:
     """Return what becomes of every setting of a grid of sizes and batches, by machine; see ``sweep``.
 
-    Raises: DMConfigError: as ``check_file`` and ``sweep``.
+    Raises: DMConfigError: as ``sweep``.
     """
     from dmconfig.rehearse.sweeping import sweep
 
-    checked, pairs = check_file(file, overrides), [*grid]
-    planner = functools.partial(plan_of, checked, False)
+    pairs, planner = [*grid], functools.partial(plan_of, checked, False)
     return {
         inventory.name: [*sweep(script_of(checked), planner, inventory, pairs, settings)] for inventory in inventories
     }

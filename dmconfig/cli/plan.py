@@ -15,6 +15,8 @@ from dmconfig.cli.options import (
     FormatOption,
     GpusOption,
     MachineOption,
+    OverlayOption,
+    ProfileOption,
     RamOption,
     SetOption,
     chosen_machine,
@@ -27,6 +29,7 @@ from dmconfig.cli.printing import (
     print_plan,
     print_problems,
     quiet_libraries,
+    show,
     terminal_width,
 )
 
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
 def plan(
     file: FileArgument,
+    overlays: OverlayOption = None,
+    profile: ProfileOption = None,
     machine: MachineOption = None,
     gpus: GpusOption = None,
     ram: RamOption = None,
@@ -76,7 +81,7 @@ def plan(
             lambda: chosen_machine(machine, gpus, ram, disk),
             lambda: [*overrides_of(set_), *_rehearsed_reserve(rehearse)],
         )
-        checked = check_file(file, overrides, ask_hub=hub)
+        checked = check_file(file, overrides, overlays=overlays or (), profile=profile, ask_hub=hub)
         if all_:
             _print_comparison(checked, chosen, format_, ask_hub=hub)
         elif explain is not None:
@@ -109,9 +114,9 @@ def _check_views(explain: str | None, all_: bool, out: Path | None) -> None:
 
     problems: list[Problem] = []
     if out is not None:
-        from dmconfig.picture import picture_problems
+        from dmconfig.output import file_problems
 
-        problems += picture_problems(out)
+        problems += file_problems(out, ".svg")
     flags = (("--explain", explain is not None), ("--all", all_), ("--out", out is not None))
     given = [flag for flag, is_given in flags if is_given]
     if len(given) > 1:
@@ -130,7 +135,7 @@ def _print_explanation(component: str, checked: Checked, machine: Inventory, for
     if format_ is Format.JSON:
         print_json(render.explanation_data(component, planned, alternatives))
     else:
-        typer.echo(render.explanation_text(component, planned, alternatives, terminal_width()))
+        show(render.explanation_text(component, planned, alternatives, terminal_width()))
 
 
 def _print_comparison(checked: Checked, machine: Inventory, format_: Format, *, ask_hub: bool) -> None:
@@ -151,13 +156,14 @@ def _print_comparison(checked: Checked, machine: Inventory, format_: Format, *, 
     if format_ is Format.JSON:
         print_json(render.comparison_data(pipeline, machine, comparisons, problems))
     else:
-        typer.echo(render.comparison_text(pipeline, machine.name, comparisons, terminal_width()))
+        show(render.comparison_text(pipeline, machine.name, comparisons, terminal_width()))
         print_problems(problems, format_)
     if problems:
         raise typer.Exit(PlanError.exit_code)
 
 
 def _draw(planned: Plan, checked: Checked, out: Path) -> None:
-    from dmconfig.picture import plan_picture, write_picture
+    from dmconfig.output import write_text
+    from dmconfig.picture import plan_picture
 
-    write_picture(plan_picture(planned, checked.assembly.in_turn), out)
+    write_text(plan_picture(planned, checked.assembly.in_turn), out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,8 @@ from dmconfig.cli.options import (
     FormatOption,
     GpusOption,
     MachineOption,
+    OverlayOption,
+    ProfileOption,
     RamOption,
     SetOption,
     call_overrides,
@@ -22,7 +25,7 @@ from dmconfig.cli.options import (
     overrides_of,
     read_all,
 )
-from dmconfig.cli.printing import TRACEBACK, exit_on_problems, print_json, quiet_libraries, terminal_width
+from dmconfig.cli.printing import TRACEBACK, exit_on_problems, print_json, quiet_libraries, show, terminal_width
 
 if TYPE_CHECKING:
     from dmconfig.rehearse import Rehearsal
@@ -36,6 +39,8 @@ CallOption = Annotated[
 
 def rehearse(
     file: FileArgument,
+    overlays: OverlayOption = None,
+    profile: ProfileOption = None,
     machine: MachineOption = None,
     gpus: GpusOption = None,
     ram: RamOption = None,
@@ -57,6 +62,7 @@ def rehearse(
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Run the pipeline's own code on virtual accelerators, without weights: will it run, and what does it take?"""
+    from dmconfig.load import check_file
     from dmconfig.rehearse.reserve import rehearsable
     from dmconfig.rehearse.script import Settings
     from dmconfig.staging import rehearse_file
@@ -70,7 +76,8 @@ def rehearse(
             lambda: [*call_overrides(None, None, call)],
         )
         settings = Settings(height=height, width=width, frames=frames, steps=steps, batch=batch, full=full)
-        rehearsal = rehearse_file(file, [*overrides, *arguments], chosen, settings, tries_remedies=fix)
+        check = functools.partial(check_file, file, overlays=overlays or (), profile=profile)
+        rehearsal = rehearse_file(check, [*overrides, *arguments], chosen, settings, tries_remedies=fix)
         _write_page(rehearsal, out)
         _show(rehearsal, out, format_)
     if not rehearsal.fits:
@@ -80,7 +87,7 @@ def rehearse(
 def _check_page(out: Path | None) -> None:
     """Raise when a page cannot be written there."""
     from dmconfig.errors import SpecError
-    from dmconfig.picture import file_problems
+    from dmconfig.output import file_problems
 
     if out is not None and (problems := [*file_problems(out, ".html")]):
         raise SpecError(problems)
@@ -88,20 +95,22 @@ def _check_page(out: Path | None) -> None:
 
 def _write_page(rehearsal: Rehearsal, out: Path | None) -> None:
     if out is not None:
-        from dmconfig.picture import write_picture
+        from dmconfig.output import write_text
         from dmconfig.rehearse import rehearsal_page
+        from dmconfig.secrets import redact
 
-        write_picture(rehearsal_page(rehearsal), out)
+        write_text(redact(rehearsal_page(rehearsal)), out)
 
 
 def _show(rehearsal: Rehearsal, out: Path | None, format_: Format) -> None:
     from dmconfig.rehearse import rehearsal_data, rehearsal_text
+    from dmconfig.secrets import redact
 
     if rehearsal.failure is not None and TRACEBACK in os.environ:
-        typer.echo(rehearsal.failure.trace, err=True)
+        typer.echo(redact(rehearsal.failure.trace), err=True)
     if format_ is Format.JSON:
         print_json(rehearsal_data(rehearsal))
         return
-    typer.echo(rehearsal_text(rehearsal, terminal_width()))
+    show(rehearsal_text(rehearsal, terminal_width()))
     if out is not None:
         typer.echo(f"wrote {out}")

@@ -13,6 +13,8 @@ from dmconfig.cli.options import (
     FileArgument,
     Format,
     FormatOption,
+    OverlayOption,
+    ProfileOption,
     RamOption,
     SetOption,
     call_overrides,
@@ -20,7 +22,7 @@ from dmconfig.cli.options import (
     overrides_of,
     read_all,
 )
-from dmconfig.cli.printing import exit_on_problems, print_json, quiet_libraries, terminal_width
+from dmconfig.cli.printing import exit_on_problems, print_json, quiet_libraries, show, terminal_width
 from dmconfig.cli.rehearse import CallOption, FramesOption, StepsOption
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 def sweep(
     file: FileArgument,
+    *,
+    overlays: OverlayOption = None,
+    profile: ProfileOption = None,
     sizes: Annotated[str, typer.Option("--sizes", metavar="PIXELS,...", help="Heights that are widths too.")],
     batches: Annotated[str, typer.Option("--batches", metavar="N,...", help="How many pictures at once.")] = "1",
     machines: Annotated[
@@ -50,9 +55,10 @@ def sweep(
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Find the largest picture, and the most at once, that fits: each setting is planned and rehearsed, per machine."""
+    from dmconfig.load import check_file
     from dmconfig.rehearse.script import Settings
     from dmconfig.rehearse.table import fits_everywhere, sweep_data, sweep_text
-    from dmconfig.staging import sweep_file
+    from dmconfig.staging import sweep_machines
 
     quiet_libraries()
     with exit_on_problems(format_):
@@ -64,11 +70,12 @@ def sweep(
             lambda: [*call_overrides(None, None, call)],
         )
         grid = itertools.product(pixels, counts)
-        tried = sweep_file(file, [*overrides, *arguments], chosen, grid, Settings(frames=frames, steps=steps))
+        checked = check_file(file, [*overrides, *arguments], overlays=overlays or (), profile=profile)
+        tried = sweep_machines(checked, chosen, grid, Settings(frames=frames, steps=steps))
         if format_ is Format.JSON:
             print_json(sweep_data(tried))
         else:
-            typer.echo(sweep_text(tried, terminal_width()))
+            show(sweep_text(tried, terminal_width()))
     if not fits_everywhere(tried):
         raise typer.Exit(3)
 

@@ -13,7 +13,7 @@ import torch
 from dmconfig.dispatch import dispatch
 from dmconfig.errors import DMConfigError, SpecError
 from dmconfig.garbage import gc_frozen, gc_paused
-from dmconfig.inputs import call_with_files, opened
+from dmconfig.inputs import arguments_at, call_with_files, opened
 from dmconfig.inventory import Inventory
 from dmconfig.plan import Plan
 from dmconfig.rehearse.failures import failure_of
@@ -101,7 +101,7 @@ def _place(run: _Run, script: Script, plan: Plan, settings: Settings) -> None:
 
 def _call(run: _Run, script: Script, settings: Settings) -> None:
     """Call the pipeline, with as many steps as are rehearsed."""
-    defaults = opened(call_with_files(script.resolved, script.spec.call))
+    defaults = opened(call_with_files(script.resolved, arguments_at(("call",), script.spec.call)))
     run.given = arguments(run.pipe, script.assembly.facts, settings, defaults, run.steps)
     ledger = run.machine.ledger
     with run.machine.track(run.pipe.components), noted_steps(run.pipe, ledger, run.steps):

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic import TypeAdapter
 
 from dmconfig.assembly import Component
 from dmconfig.facts.cache import cache_folder
+from dmconfig.files import replacing
 from dmconfig.inventory import Inventory
 from dmconfig.plan import Plan
 from dmconfig.rehearse.script import Script, Settings, folder_of
@@ -128,8 +128,5 @@ def _read(file: Path | None) -> Taken | None:
 def _write(file: Path | None, taken: Taken) -> None:
     if file is None:
         return
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError), replacing(file) as draft:
         draft.write_text(json.dumps(asdict(taken)), encoding="utf-8")
-        draft.replace(file)

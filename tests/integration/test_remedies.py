@@ -6,6 +6,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def file(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator
 
 def rehearsed(file: Path, gpus: str, *, tries: bool, settings: Settings = SETTINGS, **keys: Any) -> Rehearsal:
     overrides = [*overrides_from_mapping(keys)]
-    return rehearse_file(file, overrides, parse_machine(gpus, "8GiB"), settings, tries_remedies=tries)
+    return rehearse_file(
+        partial(check_file, file), overrides, parse_machine(gpus, "8GiB"), settings, tries_remedies=tries
+    )
 
 
 ASKED = (
