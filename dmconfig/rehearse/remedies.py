@@ -15,6 +15,7 @@ from dmconfig.rehearse.inputs import call_of
 from dmconfig.rehearse.model import Rehearsal, Remedy
 from dmconfig.rehearse.report import verdict
 from dmconfig.rehearse.script import Script, Settings
+from dmconfig.rehearse.settling import told
 from dmconfig.spec import REHEARSED
 
 Trial = Callable[[Mapping[str, Any], Settings], Rehearsal]
@@ -54,7 +55,7 @@ def _tried(change: Change, trial: Trial | None) -> Remedy:
     try:
         again = trial(change.keys, change.settings)
     except DMConfigError as error:
-        return Remedy(words=change.words, change=change.keys, fits=False, verdict=error.problems[0].what)
+        return Remedy(words=change.words, change=change.keys, fits=False, verdict=told(error))
     return Remedy(words=change.words, change=change.keys, fits=again.fits, verdict=verdict(again))
 
 

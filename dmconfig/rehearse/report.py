@@ -98,7 +98,8 @@ def failure_facts(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
         yield from _failure_facts(rehearsal.failure)
     for device in rehearsal.devices:
         if not device.fits and (rehearsal.failure is None or rehearsal.failure.kind == "out of memory"):
-            yield "missing", f"{format_bytes(-free_bytes(device))}: {_too_much(device)}, margins included"
+            where = f"on {device.id} in {phase_name(device.peak.phase)}"
+            yield "missing", f"{format_bytes(-free_bytes(device))} {where}, margins included"
 
 
 def _failure_facts(failure: Failure) -> Iterator[tuple[str, str]]:

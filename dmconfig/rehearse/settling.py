@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from dmconfig.errors import PlanError
+from dmconfig.errors import DMConfigError, PlanError
 from dmconfig.inventory import Inventory
 from dmconfig.plan import DeviceUse, Plan
 from dmconfig.rehearse.remembered import Taken, places_of, taken_by
@@ -95,3 +95,9 @@ def reserve_words(reserve: Mapping[str, int]) -> str:
     named = sorted(((nbytes, name) for name, nbytes in reserve.items() if name != DEFAULT), reverse=True)
     words = [f"{name} {format_bytes(nbytes)}" for nbytes, name in named]
     return ", ".join([*words, f"otherwise {format_bytes(reserve.get(DEFAULT, 0))}"])
+
+
+def told(error: DMConfigError) -> str:
+    """Return an error in a sentence: its first problem, and why that is one."""
+    problem = error.problems[0]
+    return f"{problem.what}; {problem.why}" if problem.why else problem.what

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dmconfig.errors import PlanError
 from dmconfig.inventory import Inventory
 from dmconfig.rehearse.script import Script, Settings
-from dmconfig.rehearse.settling import Planner, settle
+from dmconfig.rehearse.settling import Planner, settle, told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,7 @@ def _tried(script: Script, planner: Planner, inventory: Inventory, settings: Set
     try:
         settled = settle(script, planner, inventory, settings)
     except PlanError as error:
-        problem = error.problems[0]
-        why = f"{problem.what}; {problem.why}" if problem.why else problem.what
-        return Tried(machine=inventory.name, size=size, batch=batch, fits=False, why_not=why)
+        return Tried(machine=inventory.name, size=size, batch=batch, fits=False, why_not=told(error))
     device = settled.fullest
     return Tried(
         machine=inventory.name,
