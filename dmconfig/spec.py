@@ -325,14 +325,10 @@ DeviceMapEntry = Annotated[
     Annotated[Word, Tag("(word)")] | Annotated[PlacementSpec, Tag("(mapping)")], Discriminator(_form)
 ]
 Calls = Annotated[float, Field(gt=0, strict=False, description="Times that it runs in one generation.")]
+_RESERVE_FORMS = text_or_number(SIZE_PATTERN, f"A size: {SIZE_FORMS}.")["anyOf"]
 ReserveWord = Annotated[
     int | Literal["rehearsed"],
-    BeforeValidator(
-        _reserve,
-        json_schema_input_type=written_as(
-            text_or_number(f"{SIZE_PATTERN}|^{REHEARSED}$", f"A size: {SIZE_FORMS}; or {REHEARSED}.")
-        ),
-    ),
+    BeforeValidator(_reserve, json_schema_input_type=written_as({"anyOf": [*_RESERVE_FORMS, {"enum": [REHEARSED]}]})),
 ]
 Reserve = Annotated[
     Annotated[ReserveWord, Tag("(word)")] | Annotated[dict[str, Size], Tag("(mapping)")], Discriminator(_form)
