@@ -19,7 +19,8 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST = DMCONFIG_CACHE="$$(pwd)/build/cache" $(ONE_THREAD) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 MATRIX = build/matrix
 # What `make test-matrix` runs: the part that reaches into torch. Where CUDA is real, virtual devices need it hidden.
-MATRIX_TESTS = tests/unit/virtual tests/integration/test_placements.py
+MATRIX_TESTS = tests/unit/virtual tests/integration/test_placements.py tests/integration/test_split.py \
+  tests/integration/test_life.py tests/integration/test_models.py
 HIDDEN = CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES=-1 ONEAPI_DEVICE_SELECTOR='*:cpu'
 
 help: ## this list
