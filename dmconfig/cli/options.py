@@ -1,0 +1,140 @@
+"""What several verbs take: their arguments and options, and what those mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dmconfig.errors import Problem
+    from dmconfig.inventory import Inventory
+    from dmconfig.resolve import Override
+
+
+class Format(StrEnum):
+    """How to show a result."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ReportFormat(StrEnum):
+    """How to show what is wrong with files."""
+
+    TEXT = "text"
+    LINE = "line"
+    JSON = "json"
+    GITHUB = "github"
+    SARIF = "sarif"
+
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The spec.", show_default=False)]
+FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE...", help="The specs.", show_default=False)]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the file, e.g. device_map=cuda:1.")
+]
+OverlayOption = Annotated[
+    list[Path] | None,
+    typer.Option("--overlay", "-f", metavar="FILE", help="Lay a file over the spec; may be given several times."),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="Use this profile of the files; otherwise the one that DMCONFIG_PROFILE names, if any.",
+    ),
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to show the result.")]
+ReportFormatOption = Annotated[
+    ReportFormat,
+    typer.Option(
+        "--format",
+        help="text: with the lines of the file; line: one line each, for editors; json; github: annotations; sarif.",
+    ),
+]
+GpusOption = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="SIZES", help="Plan for these accelerators, e.g. 2x24GiB,rtx-4090; 0: none."),
+]
+RamOption = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="Plan for this much host memory.")]
+DiskOption = Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="Plan for this much free disk.")]
+PipelineOption = Annotated[
+    str | None, typer.Option("--pipeline", metavar="NAME", help="One of the file's pipelines; default: the first.")
+]
+MachineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--machine",
+        metavar="FILE|NAME",
+        help="Plan for the machine in this file, or of this name, e.g. rtx-4090; instead of --gpus, --ram and --disk.",
+    ),
+]
+
+
+def read_all(*readers: Callable[[], Any]) -> list[Any]:
+    """What each reader returns; what is wrong with the options of any of them is reported together."""
+    from dmconfig.errors import DMConfigError, SpecError
+
+    results: list[Any] = []
+    problems: list[Problem] = []
+    for read in readers:
+        try:
+            results.append(read())
+        except DMConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise SpecError(problems)
+    return results
+
+
+def chosen_machine(name: str | None, gpus: str | None, ram: str | None, disk: str | None) -> Inventory:
+    """The machine of a file or a name, or of the flags, with what they leave open from the one at hand."""
+    from dmconfig.inventory import parse_machine, probe_machine
+
+    flags = [flag for flag, value in (("--gpus", gpus), ("--ram", ram), ("--disk", disk)) if value is not None]
+    if name is not None:
+        from dmconfig.machine import named_machine
+
+        return named_machine(name, flags)
+    here = None if gpus is not None and ram is not None else probe_machine()
+    if here is not None and not flags:
+        return here
+    return parse_machine(gpus, ram, disk=disk, this_machine=here)
+
+
+def overrides_of(assignments: list[str] | None, flag: str = "--set") -> list[Override]:
+    """The overrides of all flags of a kind; what cannot be read of any is reported together."""
+    from dmconfig.errors import ResolveError
+    from dmconfig.resolve import override_from_text
+
+    overrides: list[Override] = []
+    problems: list[Problem] = []
+    for assignment in assignments or []:
+        try:
+            overrides.append(override_from_text(assignment, flag))
+        except ResolveError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ResolveError(problems)
+    return overrides
+
+
+def call_overrides(
+    prompt: str | None, seed: int | None, call: list[str] | None, pipeline: str | None = None
+) -> Iterator[Override]:
+    """The arguments of a call are values of its section of the file, set from outside like any other."""
+    from dataclasses import replace
+
+    from dmconfig.resolve import Override
+
+    section = ("call",) if pipeline is None else ("pipelines", pipeline, "call")
+    for name, value in (("prompt", prompt), ("seed", seed)):
+        if value is not None:
+            yield Override(path=(*section, name), value=value, origin=f"--{name}", folder=Path.cwd())
+    for override in overrides_of(call, "--call"):
+        yield replace(override, path=(*section, *override.path))
