@@ -61,6 +61,11 @@ class Code(StrEnum):
     UNKNOWN_CALL_ARGUMENT = "DM309"
     BAD_COMMAND_LINE = "DM310"
     UNKNOWN_MODULE = "DM311"
+    # DM33x: what is put on components
+    UNKNOWN_SWITCH = "DM330"
+    PLACE_REFUSED = "DM331"
+    BAD_ADAPTER = "DM332"
+    BAD_QUANTIZATION = "DM333"
     # DM4xx: sources and weights
     SOURCE_NOT_FOUND = "DM401"
     NOT_A_PIPELINE = "DM402"
@@ -80,6 +85,9 @@ class Code(StrEnum):
     OUTPUT_NOT_WRITTEN = "DM604"
     BAD_OFFLOAD_FOLDER = "DM605"
     TRANSFER_FAILED = "DM606"
+    ADAPTER_NOT_LOADED = "DM630"
+    SWITCH_NOT_APPLIED = "DM631"
+    PACKAGE_MISSING = "DM632"
 
     @property
     def slug(self) -> str:

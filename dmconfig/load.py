@@ -14,7 +14,8 @@ from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
 from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
 from dmconfig.inventory import Inventory, probe_machine
-from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
+from dmconfig.measure import Headers, change_notes, lay_out_split, measure, variant_notes
+from dmconfig.paths import render_path
 from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
 from dmconfig.plan.task import Task
 from dmconfig.progress import NoProgress, Progress
@@ -65,7 +66,7 @@ def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    notes = tuple(variant_notes(assembly))
+    notes = (*variant_notes(assembly), *change_notes(assembly))
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 
@@ -190,9 +191,11 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
     Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed; or, before anything is
         loaded, bytes do not survive copies between the accelerators of the plan, or the offload folder cannot be used.
     """
-    from dmconfig.build import build_pipeline, gc_paused
+    from dmconfig.build import build_pipeline, gc_paused, require_packages
+    from dmconfig.switches import apply_after_placing
     from dmconfig.transfers import checked_once
 
+    require_packages(checked.resolved, checked.spec, checked.assembly)
     checked_once([plan.execution_device, *(d for assignment in plan.assignments for d in assignment.execution_devices)])
     files = _offload_folder(checked, plan)
     with gc_paused(), contextlib.ExitStack() as undo:
@@ -201,7 +204,7 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
         with progress.phase("load"):
             pipe = build_pipeline(checked.resolved, checked.assembly, plan, progress, files)
         with progress.phase("place"):
-            from dmconfig.dispatch import dispatch
+            from dmconfig.dispatch import dispatch, unload
 
             placed: DiffusionPipeline = dispatch(
                 pipe,
@@ -213,6 +216,8 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
                 files=files,
                 progress=progress,
             )
+            undo.callback(unload, placed)
+            apply_after_placing(checked.resolved, placed, checked.assembly)
         undo.pop_all()
     return placed
 
@@ -244,9 +249,9 @@ def _asked(checked: Checked) -> dict[str, Any]:
     data = checked.resolved.data
     asked = {key: data[key] for key in _PLACING if key in data}
     dtypes = {"pipeline.dtype": data["pipeline"].get("dtype")}
-    dtypes |= {
-        f"components.{name}.dtype": (part or {}).get("dtype") for name, part in data.get("components", {}).items()
-    }
+    for path, _ in checked.spec.written_components:
+        written = functools.reduce(lambda value, key: value[key], path, data)
+        dtypes[render_path((*path, "dtype"))] = (written or {}).get("dtype")
     return asked | {key: value for key, value in dtypes.items() if value is not None}
 
 
@@ -260,7 +265,7 @@ def fetched(checked: Checked, progress: Progress) -> Checked:
     if is_whole(checked.assembly):
         return checked
     checked = _completed(checked, progress)
-    if any(component.folder is None for component in checked.assembly.components):
+    if any(component.folder is None for component in checked.assembly.loaded):
         # the index, now that it is here, names components that the catalogue did not
         checked = _completed(checked, progress)
     return checked

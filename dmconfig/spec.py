@@ -96,7 +96,11 @@ def _dtype(value: object) -> str:
 
 def _form(value: object) -> str:
     """The tag of a union's branch; written so that no key of a file is likely to be the same."""
-    return "(mapping)" if isinstance(value, Mapping) else "(word)"
+    return "(mapping)" if isinstance(value, (Mapping, Model)) else "(word)"
+
+
+def _word_or_number(value: object) -> str:
+    return "(number)" if isinstance(value, int) else "(word)"
 
 
 Device = Annotated[str, BeforeValidator(_device, json_schema_input_type=str | int)]
@@ -113,6 +117,10 @@ Word = Annotated[
     BeforeValidator(_word, json_schema_input_type=str | int),
     Field(description=f"A strategy ({', '.join(STRATEGIES)}) or one device: {DEVICE_FORMS}."),
 ]
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_devices)]
+"""A list of words of the file."""
 
 
 class PipelineSpec(Model):
@@ -132,6 +140,54 @@ class PipelineSpec(Model):
     )
 
 
+class LayerwiseCastingSpec(Model):
+    """Weights kept in a small type and cast to another, layer by layer, while they compute: ``layerwise_casting``."""
+
+    storage_dtype: Literal["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"] = Field(
+        "float8_e4m3fn", description="The type in which the weights of linear and convolution layers are kept."
+    )
+    compute_dtype: Dtype = Field("auto", description="The type in which they compute. Default: the component's dtype.")
+    skip_modules_pattern: Names | None = Field(
+        None, description="Patterns of module names that are left as they are, instead of diffusers' own list."
+    )
+    non_blocking: bool = Field(False, description="Cast without waiting.")
+
+
+class CompileSpec(Model):
+    """Options of ``torch.compile``, by its own names, and which part of the component is compiled."""
+
+    regional: bool = Field(
+        False, description="Compile only the repeated blocks (compile_repeated_blocks): a fraction of the waiting."
+    )
+    fullgraph: bool = Field(False, description="Refuse what would break the graph, instead of going on without.")
+    dynamic: bool | None = Field(None, description="Whether sizes may differ from call to call; null: found out.")
+    backend: str = Field("inductor", description="The compiler.")
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = Field(
+        None, description="What to spend compile time on."
+    )
+    options: dict[str, Any] | None = Field(None, description="Options of the backend; not together with mode.")
+
+
+class CacheSpec(Model):
+    """A cache of diffusers, which computes some blocks anew only where their result changes enough."""
+
+    class_name: str = Field(
+        alias="class", description="Its configuration class in diffusers, e.g. FirstBlockCacheConfig."
+    )
+    config: dict[str, Any] = Field(default_factory=dict, description="Values of its fields, e.g. {threshold: 0.08}.")
+
+
+Switch = Annotated[Annotated[bool, Tag("(word)")] | Annotated[dict[str, Any], Tag("(mapping)")], Discriminator(_form)]
+Slicing = Annotated[
+    Annotated[Literal["auto", "max"], Tag("(word)")] | Annotated[int, Tag("(number)"), Field(ge=1)],
+    Discriminator(_word_or_number),
+]
+LayerwiseCasting = Annotated[
+    Annotated[bool, Tag("(word)")] | Annotated[LayerwiseCastingSpec, Tag("(mapping)")], Discriminator(_form)
+]
+Compile = Annotated[Annotated[bool, Tag("(word)")] | Annotated[CompileSpec, Tag("(mapping)")], Discriminator(_form)]
+
+
 class ComponentSpec(Model):
     """One component: what differs from the pipeline's own. Everything left out comes from the pipeline."""
 
@@ -149,6 +205,102 @@ class ComponentSpec(Model):
     config: dict[str, Any] | None = Field(
         None, description="Config values set on top of the source's own; for schedulers."
     )
+    attention_backend: str | None = Field(
+        None, description="What computes attention: a word of diffusers' set_attention_backend, e.g. flash or native."
+    )
+    attention_slicing: Slicing | None = Field(
+        None, description="Compute attention in slices, for less memory: auto, max, or a slice size."
+    )
+    tiling: Switch = Field(
+        False, description="Decode in tiles, for less memory: true, or the arguments of the class's enable_tiling."
+    )
+    slicing: bool = Field(False, description="Decode a batch one picture after another, for less memory.")
+    memory_format: Literal["channels_last", "channels_last_3d"] | None = Field(
+        None, description="Order of convolution weights in memory; channels_last is often faster on GPUs."
+    )
+    layerwise_casting: LayerwiseCasting = Field(
+        False, description="Keep weights in float8 and cast each layer while it computes: true, or options."
+    )
+    cache: CacheSpec | None = Field(
+        None, description="A cache between steps, e.g. {class: FirstBlockCacheConfig, config: {threshold: 0.08}}."
+    )
+    compile: Compile = Field(
+        False, description="Compile the component with torch.compile once it is placed: true, or options."
+    )
+
+
+Several = Annotated[tuple[ComponentSpec, ...], BeforeValidator(_devices)]
+ComponentEntry = Annotated[
+    Annotated[ComponentSpec, Tag("(device)")] | Annotated[Several, Tag("(list)")], Discriminator(_device_or_list)
+]
+QuantizationBackend = Literal["bitsandbytes_4bit", "bitsandbytes_8bit", "torchao", "quanto", "gguf"]
+
+
+class QuantizationSpec(Model):
+    """How a component's weights are quantised while they are loaded, in the words of PipelineQuantizationConfig."""
+
+    quant_backend: QuantizationBackend = Field(description="The library that quantises, and in how many bits.")
+    quant_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the backend's configuration class, e.g. {bnb_4bit_quant_type: nf4}; types of torch "
+        "and configurations of torchao by name, e.g. {quant_type: Int8WeightOnlyConfig}.",
+    )
+
+
+Quantization = Annotated[
+    Annotated[QuantizationBackend, Tag("(word)")] | Annotated[QuantizationSpec, Tag("(mapping)")], Discriminator(_form)
+]
+
+
+class AdapterSpec(Model):
+    """What all adapters have: the file."""
+
+    source: str = Field(description="A safetensors file, or a folder or hub id in which weight_name is the file.")
+    subfolder: str | None = Field(None, description="Folder inside the source.")
+    weight_name: str | None = Field(None, description="The file inside the source.")
+    revision: str | None = Field(None, description="Commit, tag or branch, when source is a hub id.")
+
+
+class LoraSpec(AdapterSpec):
+    """A LoRA."""
+
+    name: str | None = Field(None, description="Its name, for set_adapters. Default: the file's name.")
+    weight: float = Field(1.0, strict=False, description="How much of it is added.")
+    fused: bool = Field(
+        False, description="Add it to the weights and let go of it: as fast as without, and fixed from then on."
+    )
+
+
+class TextualInversionSpec(AdapterSpec):
+    """Words that a text encoder has learned."""
+
+    token: str | None = Field(None, description="The word that stands for it in prompts. Default: the one in the file.")
+
+
+class IpAdapterSpec(AdapterSpec):
+    """An IP-Adapter: pictures as prompts. Its image encoder is the component image_encoder."""
+
+    scale: float = Field(1.0, strict=False, description="How much of the picture is followed.")
+
+
+class AdaptersSpec(Model):
+    """What is put on the components before they are placed. LoRAs are stacked in the order written."""
+
+    lora: Annotated[tuple[LoraSpec, ...], BeforeValidator(_devices)] = Field((), description="LoRAs.")
+    textual_inversion: Annotated[tuple[TextualInversionSpec, ...], BeforeValidator(_devices)] = Field(
+        (), description="Words that text encoders have learned."
+    )
+    ip_adapter: Annotated[tuple[IpAdapterSpec, ...], BeforeValidator(_devices)] = Field((), description="IP-Adapters.")
+
+    @property
+    def all(self) -> tuple[tuple[ConfigPath, AdapterSpec], ...]:
+        """Every adapter with its place in the file."""
+        kinds = {"lora": self.lora, "textual_inversion": self.textual_inversion, "ip_adapter": self.ip_adapter}
+        return tuple(
+            (("adapters", kind, index), adapter)
+            for kind, listed in kinds.items()
+            for index, adapter in enumerate(listed)
+        )
 
 
 class GroupOffloadSpec(Model):
@@ -211,9 +363,17 @@ class Spec(Model):
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description="Version of this file format.")
     pipeline: PipelineSpec = Field(description="The pipeline and what holds for all of its components.")
-    components: dict[str, ComponentSpec | None] = Field(
+    components: dict[str, ComponentEntry | None] = Field(
         default_factory=dict,
-        description="Components that differ from the source's own, by name; null leaves an optional one out.",
+        description="Components that differ from the source's own, by name; null leaves an optional one out, and a "
+        "list stands for several models in one place, such as controlnets.",
+    )
+    quantization: dict[str, Quantization] = Field(
+        default_factory=dict,
+        description="Components whose weights are quantised while they are loaded, by name: a backend, or a mapping.",
+    )
+    adapters: AdaptersSpec = Field(
+        default_factory=AdaptersSpec, description="LoRAs, textual inversions and IP-Adapters, put on before placing."
     )
     device_map: DeviceMap = Field(
         "balanced",
@@ -260,6 +420,20 @@ class Spec(Model):
         default_factory=dict,
         description="Defaults for the pipeline's call, by parameter name; `seed` makes the generator.",
     )
+
+    @property
+    def written_components(self) -> Iterator[tuple[ConfigPath, ComponentSpec]]:
+        """The components that the file describes, each with its place; those of a list one by one."""
+        for name, entry in self.components.items():
+            if isinstance(entry, tuple):
+                yield from ((("components", name, index), each) for index, each in enumerate(entry))
+            elif entry is not None:
+                yield ("components", name), entry
+
+    def quantization_of(self, component: str) -> QuantizationSpec | None:
+        """Return how a component is quantised, or None."""
+        entry = self.quantization.get(component)
+        return QuantizationSpec(quant_backend=entry) if isinstance(entry, str) else entry
 
     def reserve_of(self, component: str, device: str) -> int:
         """Return the bytes kept free on an accelerator while a component runs there."""
@@ -393,8 +567,21 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return Spec
         case ("pipeline", *_):
             return PipelineSpec
+        case ("components", *_, "layerwise_casting"):
+            return LayerwiseCastingSpec
+        case ("components", *_, "compile"):
+            return CompileSpec
+        case ("components", *_, "cache"):
+            return CacheSpec
         case ("components", *_):
             return ComponentSpec
+        case ("quantization", *_):
+            return QuantizationSpec
+        case ("adapters",):
+            return AdaptersSpec
+        case ("adapters", kind, *_):
+            kinds: dict[str, type[Model]] = {"textual_inversion": TextualInversionSpec, "ip_adapter": IpAdapterSpec}
+            return kinds.get(str(kind), LoraSpec)
         case ("group_offload", *_):
             return GroupOffloadSpec
         case _:

@@ -34,6 +34,7 @@ LAYERS = (
     {"validation", "gguf"},
     {"catalog", "spec", "inventory", "transfers", "layout", "offload"},
     {"source", "machine", "configs", "layouts"},
+    {"adapters", "quantization", "switches"},
     {"assembly"},
     {"measure"},
     {"check"},
@@ -50,6 +51,9 @@ LAYERS = (
 
 TORCH_ALLOWED = {
     "footprint",
+    "adapters",
+    "quantization",
+    "switches",
     "inventory",
     "build",
     "dispatch",

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from dmconfig.facts.installed import Library, state_key
 
-FORMAT = 5
+FORMAT = 6
 """Raised whenever what is stored, or how it is read from source, changes."""
 
 

@@ -211,12 +211,12 @@ def _index_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]
 
 
 def _config_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
-    for name, component in spec.components.items():
-        if component is None or component.source is None:
+    for path, component in spec.written_components:
+        if component.source is None:
             continue
-        repository = _named(resolved, ("components", name, "source"), component.source, component.revision)
+        repository = _named(resolved, (*path, "source"), component.source, component.revision)
         if repository is not None:
-            yield functools.partial(_bring_config, repository, name, component.subfolder)
+            yield functools.partial(_bring_config, repository, str(path[1]), component.subfolder)
 
 
 def _named(resolved: Resolved, path: ConfigPath, text: str, revision: str | None) -> Repository | None:

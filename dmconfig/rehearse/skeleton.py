@@ -15,9 +15,11 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.configs import config_folder
 from dmconfig.errors import BuildError, Code
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
+from dmconfig.measure import config_folder_of
 from dmconfig.rehearse.standins import stand_in_for
 from dmconfig.resolve import Resolved
 from dmconfig.source import Source
+from dmconfig.switches import apply_switches
 
 
 def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:
@@ -29,7 +31,7 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
     later: list[Component] = []
     for component in assembly.components:
         if component.is_module:
-            parts[component.name] = _module(resolved, component, dtypes[component.name])
+            parts[component.name] = _whole(resolved, component, dtypes[component.name])
         else:
             later.append(component)
     stand_ins = []
@@ -46,6 +48,8 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(requires_grad=False)
+    for component in assembly.modules:
+        apply_switches(resolved, component, getattr(pipe, component.name), dtypes[component.name])
     pipe.set_progress_bar_config(disable=True)
     return pipe, tuple(stand_ins)
 
@@ -60,15 +64,6 @@ def settings_of(assembly: Assembly) -> Mapping[str, Any]:
         return assembly.config
     index = json.loads((packaged / "model_index.json").read_text(encoding="utf-8"))
     return {name: value for name, value in index.items() if not isinstance(value, list)} | dict(assembly.config)
-
-
-def folder_of(component: Component) -> Path | None:
-    """Return where a component's config is: on this machine, or packaged; None when it is neither."""
-    if component.folder is not None:
-        return component.folder
-    packaged = _packaged(component.source)
-    folder = packaged / (component.subfolder or component.name) if packaged else None
-    return folder if folder is not None and folder.is_dir() else None
 
 
 def _packaged(source: Source) -> Path | None:
@@ -97,8 +92,16 @@ def as_loaded(module: Any, dtype: str) -> Any:
     return module
 
 
+def _whole(resolved: Resolved, component: Component, dtype: str) -> Any:
+    """A component, or the wrapper of the models that are several in its place."""
+    if not component.parts:
+        return _module(resolved, component, dtype)
+    cls = getattr(importlib.import_module(component.library), component.class_name)
+    return cls([_module(resolved, part, dtype) for part in component.parts])
+
+
 def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
-    folder = folder_of(component)
+    folder = config_folder_of(component)
     if folder is None:
         what = f"{component.name!r} ({component.class_name}) cannot be rehearsed: its config is not on this machine"
         fix = "load the pipeline once, which downloads what it needs, or copy its configs here"
@@ -113,7 +116,7 @@ def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
 
 def _other(resolved: Resolved, component: Component, parts: Mapping[str, Any]) -> tuple[Any, bool]:
     """A scheduler, from its config; a tokenizer or processor, its own where its files are here."""
-    folder = folder_of(component)
+    folder = config_folder_of(component)
     try:
         cls = getattr(importlib.import_module(component.library), component.class_name)
         if folder is not None and hasattr(cls, "from_config"):
