@@ -13,6 +13,7 @@ from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
 from dmconfig.facts import CallParameter, PipelineFacts, method_parameters
 from dmconfig.hints import call_hint
+from dmconfig.inputs import BY_PATH, SEED, unreadable_inputs
 from dmconfig.measure import component_weights, model_config
 from dmconfig.paths import ConfigPath
 from dmconfig.quantization import advice_for, quantised_parts
@@ -21,8 +22,8 @@ from dmconfig.spec import DEFAULT, STRATEGIES, GroupOffloadSpec, PlacementSpec, 
 from dmconfig.switches import unfit_switches
 from dmconfig.weights import find_weights, read_tensors, variants_in
 
-SEED = "seed"
-"""The one key under ``call`` that is ours: it becomes the generator."""
+COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
+"""Parameters of pipelines' calls for how many pictures, or films, are made of a prompt."""
 
 OWNED_ARGUMENTS = frozenset({"generator"})
 """Parameters of a pipeline's call that a file cannot hold."""
@@ -437,6 +438,9 @@ def reserves(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Pro
 def call_arguments(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
     """Every name under ``call`` is a parameter of the pipeline's call that a file can hold."""
     yield from unknown_arguments(resolved, ("call",), spec.call, assembly)
+    known = {parameter.name for parameter in assembly.facts.call}
+    yield from unreadable_inputs(resolved, {name: value for name, value in spec.call.items() if name in known})
+    yield from _one_seed_too_many(resolved, spec, assembly.facts)
 
 
 def unknown_arguments(
@@ -449,6 +453,8 @@ def unknown_arguments(
         at = (*path, name)
         if name == SEED:
             yield from _bad_seed(resolved, at, value, facts)
+        elif name in parameters and name in BY_PATH:
+            continue  # what may stand there are paths, see unreadable_inputs
         elif name in parameters and name not in OWNED_ARGUMENTS:
             yield from _bad_argument(resolved, at, value, parameters[name])
         else:  # also where the call takes **kwargs: pipelines drop what they do not know in silence
@@ -480,12 +486,28 @@ def uncallable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[P
 
 
 def _bad_seed(resolved: Resolved, path: ConfigPath, value: object, facts: PipelineFacts) -> Iterator[Problem]:
-    if type(value) is not int or not 0 <= value < 2**64:
-        what = f"a seed is a whole number from 0 to 2^64 - 1, not {value!r}"
-        yield resolved.problem(Code.WRONG_TYPE, path, what)
-    elif all(parameter.name != "generator" for parameter in facts.call):
+    seeds = value if isinstance(value, list) and value else [value]
+    wrong = [(index, seed) for index, seed in enumerate(seeds) if type(seed) is not int or not 0 <= seed < 2**64]
+    for index, seed in wrong:
+        what = f"a seed is a whole number from 0 to 2^64 - 1, not {seed!r}"
+        at = (*path, index) if seeds is value else path
+        yield resolved.problem(Code.WRONG_TYPE, at, what)
+    if not wrong and all(parameter.name != "generator" for parameter in facts.call):
         what = f"{facts.class_name} takes no generator, so a seed means nothing"
         yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, path, what, fix="remove it", key=True)
+
+
+def _one_seed_too_many(resolved: Resolved, spec: Spec, facts: PipelineFacts) -> Iterator[Problem]:
+    """A list of seeds has one for each picture, which pipelines only tell once they draw the first latents."""
+    seeds, prompt = spec.call.get(SEED), spec.call.get("prompt")
+    count = next((spec.call[name] for name in COUNTS if name in spec.call), 1)
+    if not isinstance(seeds, list) or prompt is None or type(count) is not int:
+        return
+    pictures = count * (len(prompt) if isinstance(prompt, list) else 1)
+    if len(seeds) != pictures:
+        what = f"there are {len(seeds)} seeds, and the call of {facts.class_name} makes {pictures} pictures"
+        fix = "write one seed for each picture, or one for all"
+        yield resolved.problem(Code.CONTRADICTION, ("call", SEED), what, fix=fix, key=True)
 
 
 def _bad_argument(resolved: Resolved, path: ConfigPath, value: object, parameter: CallParameter) -> Iterator[Problem]:

@@ -66,6 +66,7 @@ class Code(StrEnum):
     PLACE_REFUSED = "DM331"
     BAD_ADAPTER = "DM332"
     BAD_QUANTIZATION = "DM333"
+    INPUT_UNREADABLE = "DM350"
     # DM4xx: sources and weights
     SOURCE_NOT_FOUND = "DM401"
     NOT_A_PIPELINE = "DM402"

@@ -13,6 +13,7 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
 from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
+from dmconfig.inputs import call_with_files
 from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.measure import Headers, change_notes, lay_out_split, measure, variant_notes
 from dmconfig.paths import render_path
@@ -209,7 +210,7 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
             placed: DiffusionPipeline = dispatch(
                 pipe,
                 plan,
-                call=checked.spec.call,
+                call=call_with_files(checked.resolved, checked.spec.call),
                 in_turn=checked.assembly.in_turn,
                 group_options=checked.spec.group_offload.model_dump(),
                 asked=_asked(checked),

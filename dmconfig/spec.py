@@ -418,7 +418,9 @@ class Spec(Model):
     )
     call: dict[str, Any] = Field(
         default_factory=dict,
-        description="Defaults for the pipeline's call, by parameter name; `seed` makes the generator.",
+        description="Defaults for the pipeline's call, by parameter name. Pictures and masks by path, relative to this "
+        "file; films as an animated picture, a folder of frames or a list of them; `seed` makes the generator, as a "
+        "list one for each picture.",
     )
 
     @property

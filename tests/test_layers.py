@@ -32,7 +32,7 @@ LAYERS = (
     {"document", "weights", "facts", "virtual"},
     {"resolve", "footprint", "cards"},
     {"validation", "gguf"},
-    {"catalog", "spec", "inventory", "transfers", "layout", "offload"},
+    {"catalog", "spec", "inventory", "transfers", "layout", "offload", "inputs"},
     {"source", "machine", "configs", "layouts"},
     {"adapters", "quantization", "switches"},
     {"assembly"},

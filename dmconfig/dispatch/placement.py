@@ -15,11 +15,11 @@ from dmconfig.dispatch.placed import placed_class
 from dmconfig.dispatch.split import Split
 from dmconfig.dispatch.weights import Brought, Grouped, PerLeaf, Resident, Turns, Weights
 from dmconfig.errors import Code, DispatchError, Problem
+from dmconfig.inputs import SEED, opened
 from dmconfig.offload import OffloadFolder
 from dmconfig.plan import Assignment, Plan, Residency
 from dmconfig.progress import NoProgress, Progress
 
-SEED = "seed"
 DEFAULT_GROUPS: Mapping[str, Any] = {"offload_type": "leaf_level", "num_blocks_per_group": 1}
 
 
@@ -136,13 +136,15 @@ class Placement:
             self.pipes.append(each)
 
     def call_defaults(self) -> dict[str, Any]:
-        """Return the call's defaults of the file; a seed becomes a new generator each time, on the cpu.
+        """Return the call's defaults of the file: pictures read anew, and a seed a new generator, on the cpu.
 
         A cpu generator gives the same picture wherever the denoiser runs.
         """
-        defaults = {name: value for name, value in self.call.items() if name != SEED}
-        if SEED in self.call:
-            defaults["generator"] = torch.Generator("cpu").manual_seed(self.call[SEED])
+        defaults = opened({name: value for name, value in self.call.items() if name != SEED})
+        seed = self.call.get(SEED)
+        if seed is not None:
+            several = isinstance(seed, list)
+            defaults["generator"] = [_generator(each) for each in seed] if several else _generator(seed)
         return defaults
 
     def _prepare(self, module: torch.nn.Module, assignment: Assignment) -> PlacedComponent:
@@ -266,3 +268,7 @@ def _skip_keys(module: torch.nn.Module) -> frozenset[str]:
     """The arguments that a model writes into; diffusers and transformers each have a name for the list."""
     keys = getattr(module, "_skip_keys", None) or getattr(module, "_skip_keys_device_placement", None) or ()
     return frozenset([keys] if isinstance(keys, str) else keys)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator("cpu").manual_seed(seed)
