@@ -166,7 +166,7 @@ def _ways(spec: Spec, name: str) -> Iterator[tuple[ConfigPath, str]]:
     entry = spec.placements.get(name)
     if isinstance(entry, PlacementSpec):
         yield ("device_map", name, "offload"), entry.offload
-        yield ("device_map", name, "storage"), entry.storage if entry.offload != "none" else ""
+        yield ("device_map", name, "storage"), DISK if entry.storage == DISK else ""
         yield ("device_map", name, "execution"), "split" if entry.is_spread else entry.devices[0]
     elif entry is not None:
         yield ("device_map", name), entry

@@ -238,11 +238,12 @@ def _is_installed(module: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """The weight of a linear layer: its rows and columns, and the bytes of an element before it is quantised."""
+    """The weight of a linear layer: its rows and columns, the bytes of an element before it is quantised, and whose."""
 
     rows: int
     columns: int
     itemsize: int
+    is_of_transformers: bool = False
 
     @property
     def elements(self) -> int:
@@ -290,15 +291,17 @@ def torchao_bytes(shape: LinearShape, kwargs: Mapping[str, Any]) -> int:
 def quanto_bytes(shape: LinearShape, kwargs: Mapping[str, Any]) -> int:
     """Packed elements with a scale per row, or, below 8 bits, scale and shift per group; two scales of the layer.
 
+    transformers leaves those two in float32.
+
     Source: optimum-quanto nn/qmodule.py (group sizes of 128, 96, 64 or 32) and tensor/weights.
     """
     bits = _QUANTO_BITS[kwargs.get("weights", kwargs.get("weights_dtype", "int8"))]
-    of_layer = 2 * shape.itemsize
+    of_layer = 2 * (4 if shape.is_of_transformers else shape.itemsize)
     if bits == 8:
         return shape.elements + (shape.rows * shape.itemsize) + of_layer
     group = next((size for size in (128, 96, 64, 32) if shape.columns % size == 0), shape.columns)
-    scales = 2 * (shape.elements // group) * shape.itemsize
-    return math.ceil(shape.elements * bits / 8) + scales + of_layer
+    groups = shape.elements // group  # several of them are packed in a byte, the last ones with less
+    return math.ceil(groups * bits / 8) * group + 2 * groups * shape.itemsize + of_layer
 
 
 _WEIGHS: Mapping[str, Callable[[LinearShape, Mapping[str, Any]], int]] = {
@@ -318,7 +321,8 @@ def quantised_sizes(module: Any, asked: QuantizationSpec, dtype: str) -> Iterato
         if layer is None:
             yield name, nbytes
         else:
-            shape = LinearShape(layer.out_features, layer.in_features, nbytes // layer.weight.numel())
+            itemsize = nbytes // layer.weight.numel()
+            shape = LinearShape(layer.out_features, layer.in_features, itemsize, not hasattr(module, "load_config"))
             yield name, weigh(shape, asked.quant_kwargs)
 
 
@@ -333,7 +337,8 @@ def converted_layers(module: Any, asked: QuantizationSpec) -> Iterator[tuple[str
     linear = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
     skip = asked.quant_kwargs.get("llm_int8_skip_modules", asked.quant_kwargs.get("modules_to_not_convert"))
     if not hasattr(module, "load_config"):
-        yield from _converted_by_transformers(module, linear, skip)
+        suffix = ".weight" if asked.quant_backend == "torchao" else ""
+        yield from _converted_by_transformers(module, linear, skip, suffix)
         return
     kept = [*(skip or ()), *(module._keep_in_fp32_modules or ())]
     for path, layer in linear:
@@ -345,13 +350,14 @@ def converted_layers(module: Any, asked: QuantizationSpec) -> Iterator[tuple[str
 
 
 def _converted_by_transformers(
-    module: Any, linear: Iterable[tuple[str, Any]], skip: list[str] | None
+    module: Any, linear: Iterable[tuple[str, Any]], skip: list[str] | None, suffix: str
 ) -> Iterator[tuple[str, Any]]:
+    """As transformers asks: torchao of the weight by its name, so T5's ``wo`` is converted; others of the layer."""
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     kept = HfQuantizer.get_modules_to_not_convert(module, skip, module._keep_in_fp32_modules)
-    return ((path, layer) for path, layer in linear if should_convert_module(path, kept))
+    return ((path, layer) for path, layer in linear if should_convert_module(path + suffix, kept))
 
 
 # Loading

@@ -53,8 +53,9 @@ class Resident:
         self.module, self.device = module, device
 
     def attach(self) -> None:
-        """Move the weights to the device, once."""
-        self.module.to(self.device)
+        """Move the weights to the device, once. Quantised ones that are there are left alone: some refuse any move."""
+        if not (is_quantised(self.module) and all(each.device == self.device for each in self.module.parameters())):
+            self.module.to(self.device)
 
     def bring(self) -> None:
         """Nothing to do: they are there."""
@@ -67,6 +68,11 @@ class Resident:
 
     def detach(self) -> None:
         """Nothing to do: there is no hook, and the weights stay."""
+
+
+def is_quantised(module: torch.nn.Module) -> bool:
+    """Tell whether diffusers or transformers have quantised a component; its parameters are then more than tensors."""
+    return bool(getattr(module, "is_quantized", False))
 
 
 class Turns:
@@ -105,7 +111,8 @@ class Brought:
             return
         if self.turns is not None:
             self.turns.take(self)
-        resting = [(slot, slot.tensor, slot.tensor.data) for slot in _slots(self.module.modules())]
+        kept = [] if is_quantised(self.module) else _slots(self.module.modules())  # more than tensors: moved both ways
+        resting = [(slot, slot.tensor, slot.tensor.data) for slot in kept]
         self.module.to(self.device)
         self._home = [_Home(slot, tensor, data, version_of(slot.tensor)) for slot, tensor, data in resting]
         self._there = True

@@ -69,7 +69,8 @@ def drawn(pipe: Any, kind: str, **more: Any) -> np.ndarray:
 def by_hand(folder: Path, kind: str, put_on: Callable[[Any], None], **more: Any) -> np.ndarray:
     """Return what the plain pipeline draws with adapters put on by hand.
 
-    Its weights are copied, as a move to a device does: other addresses than those of a mapped file give other last bits.
+    Its weights are copied, as a move to a device does: at other addresses than those of a mapped file, the last bits
+    may be others.
     """
     pipe = DiffusionPipeline.from_pretrained(folder / kind)
     put_on(pipe)
