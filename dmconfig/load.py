@@ -261,8 +261,12 @@ def fetched(checked: Checked, progress: Progress) -> Checked:
 
     Raises: BuildError: a download failed.
     """
-    from dmconfig.fetch import is_whole
+    from dmconfig.fetch import fetch_adapters, is_whole
 
+    if any(adapter.file is None for adapter in checked.assembly.adapters):
+        fetch_adapters(checked.assembly, progress, checked.resolved)
+        assembly = check(checked.resolved, checked.spec)
+        checked = Checked(resolved=checked.resolved, spec=checked.spec, assembly=assembly)
     if is_whole(checked.assembly):
         return checked
     checked = _completed(checked, progress)

@@ -315,15 +315,15 @@ _WEIGHS: Mapping[str, Callable[[LinearShape, Mapping[str, Any]], int]] = {
 def quantised_sizes(module: Any, asked: QuantizationSpec, dtype: str) -> Iterator[tuple[str, int]]:
     """Yield name and bytes of every tensor of a component built on meta, once it is loaded in dtype and quantised."""
     weights = {f"{path}.weight": layer for path, layer in converted_layers(module, asked)}
-    weigh = _WEIGHS[asked.quant_backend]
     for name, nbytes in module_bytes(module, dtype):
         layer = weights.get(name)
-        if layer is None:
-            yield name, nbytes
-        else:
-            itemsize = nbytes // layer.weight.numel()
-            shape = LinearShape(layer.out_features, layer.in_features, itemsize, not hasattr(module, "load_config"))
-            yield name, weigh(shape, asked.quant_kwargs)
+        yield name, nbytes if layer is None else layer_bytes(module, layer, asked, nbytes // layer.weight.numel())
+
+
+def layer_bytes(module: Any, layer: Any, asked: QuantizationSpec, itemsize: int) -> int:
+    """Return the bytes of a quantised linear layer's weight, of a component; itemsize is that of an element before."""
+    shape = LinearShape(layer.out_features, layer.in_features, itemsize, not hasattr(module, "load_config"))
+    return _WEIGHS[asked.quant_backend](shape, asked.quant_kwargs)
 
 
 def converted_layers(module: Any, asked: QuantizationSpec) -> Iterator[tuple[str, Any]]:

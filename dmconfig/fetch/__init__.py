@@ -11,6 +11,7 @@ hub does; where only a variant may be lacking, the hub is asked about the commit
     repository  what is wanted, and what of it is here
     failures    what can go wrong, as problems
     hub         asking and downloading, through huggingface_hub
+    adapters    files of adapters
     headers     what weights hold, from their headers, without downloading them
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
 from dmconfig.errors import Code, DMConfigError, Problem
+from dmconfig.fetch.adapters import fetch_adapters
 from dmconfig.fetch.failures import (
     FailedError,
     build_error,
@@ -56,7 +58,7 @@ from dmconfig.source import CONFIG_FILES, INDEX_FILE, find_snapshot, hub_cache, 
 from dmconfig.spec import Spec
 from dmconfig.units import format_bytes
 
-__all__ = ["fetch", "fetch_index", "fetch_indexes", "is_whole", "needed_files", "remote_tensors"]
+__all__ = ["fetch", "fetch_adapters", "fetch_index", "fetch_indexes", "is_whole", "needed_files", "remote_tensors"]
 
 
 def is_whole(assembly: Assembly) -> bool:

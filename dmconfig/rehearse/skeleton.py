@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 
+from dmconfig.adapters import apply_adapters
 from dmconfig.assembly import Assembly, Component
 from dmconfig.configs import config_folder
 from dmconfig.errors import BuildError, Code
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
 from dmconfig.measure import config_folder_of
+from dmconfig.rehearse.quantised import quantised
 from dmconfig.rehearse.standins import stand_in_for
 from dmconfig.resolve import Resolved
 from dmconfig.source import Source
+from dmconfig.spec import LoraSpec
 from dmconfig.switches import apply_switches
 
 
@@ -48,10 +51,20 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(requires_grad=False)
+    _put_on(resolved, pipe, assembly)
     for component in assembly.modules:
         apply_switches(resolved, component, getattr(pipe, component.name), dtypes[component.name])
     pipe.set_progress_bar_config(disable=True)
     return pipe, tuple(stand_ins)
+
+
+def _put_on(resolved: Resolved, pipe: Any, assembly: Assembly) -> None:
+    """Stack the LoRAs that are here, without their data. Others change no shape, or little, and are left out."""
+    stacked = [each for each in assembly.adapters if isinstance(each.spec, LoraSpec) and not each.is_fused]
+    apply_adapters(resolved, pipe, [each for each in stacked if each.file is not None])
+    for part in pipe.components.values():
+        if stacked and isinstance(part, torch.nn.Module):
+            part.to("meta")
 
 
 def settings_of(assembly: Assembly) -> Mapping[str, Any]:
@@ -107,7 +120,8 @@ def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
         fix = "load the pipeline once, which downloads what it needs, or copy its configs here"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, fix=fix)])
     try:
-        return as_loaded(build_on_meta(folder, component.library, component.class_name, dtype), dtype)
+        module = as_loaded(build_on_meta(folder, component.library, component.class_name, dtype), dtype)
+        return quantised(module, component.quantization) if component.quantization is not None else module
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
         what = f"{component.name!r} ({component.class_name}) cannot be built from its config"
         why = f"{type(error).__name__}: {error}"
