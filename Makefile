@@ -38,7 +38,7 @@ quick: $(TESTED) ## the tests that take a moment
 	$(PYTEST) -m 'not slow' $(ARGS)
 
 placements: $(TESTED) ## place every kind of pipeline in every way, and write the table in docs/placements.md anew
-	$(PYTEST) -m slow -p tests.placement_table tests/integration/test_matrix.py $(ARGS)
+	$(PYTEST) -p tests.placement_table tests/integration/test_matrix.py $(ARGS)
 
 test-matrix: $(TESTED) ## virtual devices on the oldest, the pinned and the newest torch (10 GB under build/)
 	@[ -x $(MATRIX)/oldest/bin/pip ] || $(BIN)/python -m venv $(MATRIX)/oldest

@@ -7,13 +7,14 @@ planner and the loader do not refuse for a reason of this kind.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from dmconfig.assembly import Assembly, Component, assemble, unknown_component
 from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
 from dmconfig.facts import CallParameter, PipelineFacts, method_parameters
 from dmconfig.hints import call_hint
-from dmconfig.inputs import BY_PATH, SEED, unreadable_inputs
+from dmconfig.inputs import BY_PATH, SEED, Argument, arguments_at, unreadable_inputs
 from dmconfig.measure import component_weights, model_config
 from dmconfig.paths import ConfigPath
 from dmconfig.quantization import advice_for, quantised_parts
@@ -215,7 +216,6 @@ def device_map_names(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iter
     """Every key of the map is a component that is loaded and has weights, and names one device."""
     if not isinstance(spec.device_map, dict):
         return
-    slots = {slot.name for slot in assembly.facts.slots}
     for name, entry in spec.device_map.items():
         path = ("device_map", name)
         if name == DEFAULT:
@@ -225,8 +225,8 @@ def device_map_names(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iter
         elif name == "":
             what, fix = "an empty name stands for no component", f"write device_map: {entry} for all of them"
             yield resolved.problem(Code.UNKNOWN_COMPONENT, path, what, fix=fix, key=True)
-        elif name.partition(".")[0] not in slots:
-            yield unknown_component(resolved, path, assembly.facts, DEFAULT)
+        elif name.partition(".")[0] not in assembly.slots:
+            yield unknown_component(resolved, path, assembly.facts, DEFAULT, *assembly.slots)
         else:
             yield from _unfit_place(resolved, path, entry, assembly)
 
@@ -437,17 +437,26 @@ def reserves(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Pro
 
 def call_arguments(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
     """Every name under ``call`` is a parameter of the pipeline's call that a file can hold."""
-    yield from unknown_arguments(resolved, ("call",), spec.call, assembly)
-    known = {parameter.name for parameter in assembly.facts.call}
-    yield from unreadable_inputs(resolved, {name: value for name, value in spec.call.items() if name in known})
-    yield from _one_seed_too_many(resolved, spec, assembly.facts)
+    yield from unfit_call(resolved, ("call",), spec.call, assembly.facts)
+    for each in assembly.sharing:
+        yield from unfit_call(resolved, ("pipelines", each.name, "call"), spec.pipelines[each.name].call, each.facts)
+
+
+def unfit_call(
+    resolved: Resolved, path: ConfigPath, call: Mapping[str, Any], facts: PipelineFacts
+) -> Iterator[Problem]:
+    """Yield what is wrong with a pipeline's arguments: unknown, of another kind, or a picture that cannot be read."""
+    yield from unknown_arguments(resolved, path, call, facts)
+    known = {parameter.name for parameter in facts.call}
+    taken = {name: argument for name, argument in arguments_at(path, call).items() if name in known}
+    yield from unreadable_inputs(resolved, taken)
+    yield from _one_seed_too_many(resolved, path, call, facts)
 
 
 def unknown_arguments(
-    resolved: Resolved, path: ConfigPath, arguments: Mapping[str, object], assembly: Assembly
+    resolved: Resolved, path: ConfigPath, arguments: Mapping[str, object], facts: PipelineFacts
 ) -> Iterator[Problem]:
     """Yield a problem per argument that the pipeline's call does not take, or whose value is of another kind."""
-    facts = assembly.facts
     parameters = {parameter.name: parameter for parameter in facts.call}
     for name, value in arguments.items():
         at = (*path, name)
@@ -468,9 +477,8 @@ def unknown_arguments(
             yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, at, what, fix=fix, key=True)
 
 
-def uncallable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
-    """Yield why the pipeline cannot be called with the file's arguments alone, or would not return pictures."""
-    facts, call = assembly.facts, spec.call
+def uncallable(resolved: Resolved, call: Mapping[str, Argument], facts: PipelineFacts) -> Iterator[Problem]:
+    """Yield why a pipeline cannot be called with the file's arguments alone, or would not return pictures."""
     missing = [parameter.name for parameter in facts.call if parameter.required and parameter.name not in call]
     wants_prompt = any(parameter.name == "prompt" for parameter in facts.call[:1])
     if wants_prompt and "prompt" not in missing and not any(name.startswith("prompt") for name in call):
@@ -480,9 +488,9 @@ def uncallable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[P
         fix = f"add --{'prompt' if missing[0] == 'prompt' else f'call {missing[0]}='}..., or {missing[0]} under call"
         yield resolved.problem(Code.MISSING_KEY, ("call",), what, fix=fix)
     for name, value in (("output_type", "latent"), ("return_dict", False)):
-        if name in call and call[name] == value:
+        if name in call and call[name].value == value:
             what = f"with this {name} the pipeline returns no pictures that could be written"
-            yield resolved.problem(Code.BAD_VALUE, ("call", name), what, fix="remove it")
+            yield resolved.problem(Code.BAD_VALUE, call[name].path, what, fix="remove it")
 
 
 def _bad_seed(resolved: Resolved, path: ConfigPath, value: object, facts: PipelineFacts) -> Iterator[Problem]:
@@ -497,17 +505,19 @@ def _bad_seed(resolved: Resolved, path: ConfigPath, value: object, facts: Pipeli
         yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, path, what, fix="remove it", key=True)
 
 
-def _one_seed_too_many(resolved: Resolved, spec: Spec, facts: PipelineFacts) -> Iterator[Problem]:
+def _one_seed_too_many(
+    resolved: Resolved, path: ConfigPath, call: Mapping[str, Any], facts: PipelineFacts
+) -> Iterator[Problem]:
     """A list of seeds has one for each picture, which pipelines only tell once they draw the first latents."""
-    seeds, prompt = spec.call.get(SEED), spec.call.get("prompt")
-    count = next((spec.call[name] for name in COUNTS if name in spec.call), 1)
+    seeds, prompt = call.get(SEED), call.get("prompt")
+    count = next((call[name] for name in COUNTS if name in call), 1)
     if not isinstance(seeds, list) or prompt is None or type(count) is not int:
         return
     pictures = count * (len(prompt) if isinstance(prompt, list) else 1)
     if len(seeds) != pictures:
         what = f"there are {len(seeds)} seeds, and the call of {facts.class_name} makes {pictures} pictures"
         fix = "write one seed for each picture, or one for all"
-        yield resolved.problem(Code.CONTRADICTION, ("call", SEED), what, fix=fix, key=True)
+        yield resolved.problem(Code.CONTRADICTION, (*path, SEED), what, fix=fix, key=True)
 
 
 def _bad_argument(resolved: Resolved, path: ConfigPath, value: object, parameter: CallParameter) -> Iterator[Problem]:

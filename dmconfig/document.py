@@ -9,11 +9,11 @@ What the values mean is for ``spec``; this module knows no keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 from yaml import events
@@ -27,6 +27,13 @@ MAX_NODES = 20_000
 """Values after aliases are expanded: a file of nested aliases is refused after this many, in milliseconds."""
 
 MAX_DIGITS = 64
+
+APPEND, REPLACE = "!append", "!replace"
+"""The tags of ours: how a list or a mapping goes together with what a weaker layer says."""
+_TAGS: Mapping[type[events.Event], tuple[str, ...]] = {
+    events.SequenceStartEvent: (APPEND, REPLACE),
+    events.MappingStartEvent: (REPLACE,),
+}
 
 _Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -49,7 +56,8 @@ class Document:
     """A parsed file: plain data (dict, list, str, int, float, bool, None) and where each part of it stands.
 
     ``name`` is the file as the user named it; ``folder`` is where relative paths in it start. All keys are text,
-    also those written as numbers.
+    also those written as numbers. ``tags`` are those of ours, by the path of what they stand before; ``quoted`` are
+    the paths of text that is written in quotes or as a block, and so is text whatever it looks like.
     """
 
     name: str
@@ -57,6 +65,8 @@ class Document:
     data: Any
     keys: Mapping[ConfigPath, Location] = field(repr=False)
     values: Mapping[ConfigPath, Location] = field(repr=False)
+    tags: Mapping[ConfigPath, str] = field(default_factory=dict, repr=False)
+    quoted: Set[ConfigPath] = field(default=frozenset(), repr=False)
 
     def locate(self, path: ConfigPath, *, key: bool = False) -> Location:
         """Return where path's value (or its key) stands; for a path not in the file, its nearest ancestor."""
@@ -66,21 +76,26 @@ class Document:
         return table.get(path, self.values[ROOT])
 
 
-def read_document(file: str | Path) -> Document:
+def read_document(file: str | Path, *, name: str | None = None, tagged: bool = False) -> Document:
     """Return the document in a YAML file.
+
+    Args:
+        file: the file.
+        name: what to call it in locations, if not as ``file`` says.
+        tagged: whether it may have the tags ``!append`` and ``!replace``.
 
     Raises: DocumentError: every problem of the file; after a syntax error, that one alone.
     """
-    name = str(file)
-    return parse_document(_read_text(Path(file), name), name=name, folder=Path(file).absolute().parent)
+    name, folder = name or str(file), Path(file).absolute().parent
+    return parse_document(_read_text(Path(file), name), name=name, folder=folder, tagged=tagged)
 
 
-def parse_document(text: str, *, name: str, folder: Path) -> Document:
+def parse_document(text: str, *, name: str, folder: Path, tagged: bool = False) -> Document:
     """Return the document in text. ``name`` is used in locations; see ``read_document``.
 
     Raises: DocumentError: every problem of the text; after a syntax error, that one alone.
     """
-    builder = _Builder(name)
+    builder = _Builder(name, tagged=tagged)
     try:
         data = builder.document(iter(yaml.parse(text, Loader=_Parser)))
     except yaml.MarkedYAMLError as error:
@@ -95,6 +110,8 @@ def parse_document(text: str, *, name: str, folder: Path) -> Document:
         data=data,
         keys=MappingProxyType(builder.keys),
         values=MappingProxyType(builder.values),
+        tags=MappingProxyType(builder.tags),
+        quoted=frozenset(builder.quoted),
     )
 
 
@@ -106,6 +123,26 @@ def parse_scalar(text: str) -> Any:
         [20, 1000000000.0, 'off', None]
     """
     return next((convert(text) for pattern, convert in _YAML_12 if pattern.fullmatch(text)), text)
+
+
+class Refusal(NamedTuple):
+    """Why a scalar is not accepted."""
+
+    code: Code
+    what: str
+    fix: str
+
+
+def refused_scalar(text: str) -> Refusal | None:
+    """Return why a plain scalar is not accepted: it is too long a number, or readers of YAML differ on what it is."""
+    if len(text) > MAX_DIGITS and text.strip("+-").isdigit():
+        return Refusal(Code.TOO_LARGE, f"a number of {len(text)} digits", "write a smaller one")
+    kind = _other_reading(text, parse_scalar(text))
+    if kind is None:
+        return None
+    what = f"{text} is {kind} to some YAML readers and {'a number' if kind == 'text' else 'text'} to others"
+    fix = f"quote it if text is meant ('{text}'){_plain_form(text, kind)}"
+    return Refusal(Code.AMBIGUOUS_SCALAR, what, fix)
 
 
 def _read_text(file: Path, name: str) -> str:
@@ -142,11 +179,13 @@ class _Node:
 class _Builder:
     """Builds the data of one document and gathers every problem on the way."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *, tagged: bool) -> None:
+        self.name, self.tagged = name, tagged
         self.problems: list[Problem] = []
         self.keys: dict[ConfigPath, Location] = {}
         self.values: dict[ConfigPath, Location] = {}
+        self.tags: dict[ConfigPath, str] = {}
+        self.quoted: set[ConfigPath] = set()
         self._anchors: dict[str, _Node] = {}
         self._nodes = 0
 
@@ -198,14 +237,25 @@ class _Builder:
         if path:
             self.values[path] = self._location(node.event)
         event = node.event
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            self._problem(event, Code.UNSUPPORTED_YAML, f"tag {tag!r} is not accepted", "leave the tag out", path)
+        self._tag(event, path)
         if isinstance(event, events.SequenceStartEvent):
             return [self._value(item, (*path, index)) for index, item in enumerate(node.items)]
         if isinstance(event, events.MappingStartEvent):
             return self._mapping(node, path)
+        if isinstance(event, events.ScalarEvent) and not event.implicit[0]:
+            self.quoted.add(path)
         return self._scalar(event, path)
+
+    def _tag(self, event: events.Event, path: ConfigPath) -> None:
+        tag = getattr(event, "tag", None)
+        if tag is None:
+            return
+        if self.tagged and tag in _TAGS.get(type(event), ()):
+            self.tags[path] = tag
+            return
+        stands_before = {APPEND: "; it stands before a list", REPLACE: "; it stands before a list or a mapping"}
+        what = f"tag {tag!r} is not accepted{stands_before.get(tag, '') if self.tagged else ''}"
+        self._problem(event, Code.UNSUPPORTED_YAML, what, "leave the tag out", path)
 
     def _mapping(self, node: _Node, path: ConfigPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -243,16 +293,11 @@ class _Builder:
         text: str = event.value
         if not event.implicit[0]:  # quoted, or a block of text
             return text
-        if len(text) > MAX_DIGITS and text.strip("+-").isdigit():
-            self._problem(event, Code.TOO_LARGE, f"a number of {len(text)} digits", "write a smaller one", path)
-            return 0
-        value = parse_scalar(text)
-        kind = _other_reading(text, value)
-        if kind:
-            what = f"{text} is {kind} to some YAML readers and {'a number' if kind == 'text' else 'text'} to others"
-            fix = f"quote it if text is meant ('{text}'){_plain_form(text, kind)}"
-            self._problem(event, Code.AMBIGUOUS_SCALAR, what, fix, path)
-        return value
+        refusal = refused_scalar(text)
+        if refusal:
+            self._problem(event, *refusal, path)
+            return None
+        return parse_scalar(text)
 
     def _count(self, node: _Node) -> None:
         self._nodes += 1
@@ -312,6 +357,8 @@ def _syntax_problem(error: yaml.MarkedYAMLError, name: str, text: str) -> Proble
     tabbed = line < len(lines) and "\t" in lines[line][: column + 1]
     what = ", ".join(part for part in (error.context, error.problem) if part)
     fix = "YAML indents with spaces; replace the tab" if tabbed else ""
+    if not fix and line < len(lines) and "${" in lines[line]:
+        fix = "between { } or [ ] a variable stands in quotes: '${NAME}'; for a number, write the key on its own line"
     return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1))
 
 

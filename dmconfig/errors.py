@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
 
 from dmconfig.paths import ROOT, ConfigPath, Location, render_path
+from dmconfig.secrets import redact
 
 
 class Code(StrEnum):
@@ -36,9 +37,18 @@ class Code(StrEnum):
     AMBIGUOUS_SCALAR = "DM104"
     UNSUPPORTED_YAML = "DM105"
     TOO_LARGE = "DM106"
-    # DM15x: overrides
+    # DM15x and DM16x: layers of files, and overrides
     BAD_OVERRIDE = "DM151"
     OVERRIDE_CONFLICT = "DM152"
+    LAYER_CONFLICT = "DM153"
+    UNSTATED_MERGE = "DM154"
+    BAD_APPEND = "DM155"
+    BAD_EXTENDS = "DM156"
+    EXTENDS_CYCLE = "DM157"
+    BAD_PROFILES = "DM158"
+    UNKNOWN_PROFILE = "DM159"
+    BAD_INTERPOLATION = "DM160"
+    UNSET_VARIABLE = "DM161"
     # DM2xx: the shape of the spec
     UNSUPPORTED_VERSION = "DM201"
     UNKNOWN_KEY = "DM202"
@@ -119,7 +129,7 @@ class DMConfigError(Exception):
     exit_code: ClassVar[int] = 2
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems: tuple[Problem, ...] = tuple(sorted(problems, key=_file_order))
+        self.problems: tuple[Problem, ...] = tuple(sorted(map(_without_secrets, problems), key=_file_order))
         super().__init__("\n".join(render_problem(problem) for problem in self.problems))
 
 
@@ -185,6 +195,12 @@ def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
     by_lower = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[matches[0]] if matches else None
+
+
+def _without_secrets(problem: Problem) -> Problem:
+    what, why, fix, origin = (redact(text) for text in (problem.what, problem.why, problem.fix, problem.origin))
+    path = tuple(redact(key) if isinstance(key, str) else key for key in problem.path)
+    return replace(problem, what=what, why=why, fix=fix, origin=origin, path=path)
 
 
 def _file_order(problem: Problem) -> tuple[str, int, int]:

@@ -7,6 +7,7 @@ that diffusers uses. The files are looked at when a spec is checked, and read an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,24 @@ BY_PATH = PICTURES | MASKS | FILMS
 """The parameters of calls that take pictures, and so a path, or a list of them, in a file."""
 
 
-def call_with_files(resolved: Resolved, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the file's call with paths of pictures in full, as ``Path``; see ``opened``."""
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a call, and where the file gives it."""
+
+    path: ConfigPath
+    value: Any
+
+
+def arguments_at(path: ConfigPath, call: Mapping[str, Any]) -> dict[str, Argument]:
+    """Return the arguments of a call section that stands at path of the file."""
+    return {name: Argument((*path, name), value) for name, value in call.items()}
+
+
+def call_with_files(resolved: Resolved, arguments: Mapping[str, Argument]) -> dict[str, Any]:
+    """Return the values of a call's arguments, paths of pictures in full, as ``Path``; see ``opened``."""
     return {
-        name: _in_folder(value, resolved.folder_of(("call", name))) if name in BY_PATH else value
-        for name, value in call.items()
+        name: _in_folder(argument.value, resolved, argument.path) if name in BY_PATH else argument.value
+        for name, argument in arguments.items()
     }
 
 
@@ -49,17 +63,19 @@ def opened(call: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _opened(name, value) if name in BY_PATH else value for name, value in call.items()}
 
 
-def unreadable_inputs(resolved: Resolved, call: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for every picture under ``call`` that is not there or cannot be read."""
-    for name, value in call_with_files(resolved, call).items():
+def unreadable_inputs(resolved: Resolved, arguments: Mapping[str, Argument]) -> Iterator[Problem]:
+    """Yield a problem for every picture among a call's arguments that cannot be read."""
+    for name, value in call_with_files(resolved, arguments).items():
         if name in BY_PATH:
-            yield from _unreadable(resolved, ("call", name), value)
+            yield from _unreadable(resolved, arguments[name].path, name, value)
 
 
-def _in_folder(value: Any, folder: Path) -> Any:
+def _in_folder(value: Any, resolved: Resolved, path: ConfigPath) -> Any:
+    """Each path starts in the folder of the file that says it: the parts of a list may come from several."""
     if isinstance(value, str):
-        return folder / Path(value).expanduser()
-    return [_in_folder(each, folder) for each in value] if isinstance(value, list) else value
+        return resolved.folder_of(path) / Path(value).expanduser()
+    is_list = isinstance(value, list)
+    return [_in_folder(each, resolved, (*path, index)) for index, each in enumerate(value)] if is_list else value
 
 
 def _opened(name: str, value: Any) -> Any:
@@ -106,11 +122,10 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
 
 
-def _unreadable(resolved: Resolved, path: ConfigPath, value: Any) -> Iterator[Problem]:
-    name = str(path[1])
+def _unreadable(resolved: Resolved, path: ConfigPath, name: str, value: Any) -> Iterator[Problem]:
     if isinstance(value, list):
         for index, each in enumerate(value):
-            yield from _unreadable(resolved, (*path, index), each)
+            yield from _unreadable(resolved, (*path, index), name, each)
         if not value:
             yield resolved.problem(Code.BAD_VALUE, path, f"{name} is an empty list", fix="name a picture, or remove it")
     elif isinstance(value, Path):

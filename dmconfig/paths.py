@@ -1,11 +1,12 @@
 """Where a value stands: its path in the configuration tree, and its line and column in a file.
 
-Two small values that every phase shares, so that any problem can be shown at the place its author wrote.
+Small values that every phase shares, so that any problem can be shown at the place its author wrote.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 ConfigPath = tuple[str | int, ...]
 """Keys and list indices from the root of the document, e.g. ``("device_map", "unet")``; ``()`` is the root."""
@@ -23,6 +24,21 @@ class Location:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: a place in a file or, for one from outside all files, the words that set it.
+
+    ``folder`` is where a relative path in the value starts.
+    """
+
+    folder: Path
+    location: Location | None = None
+    words: str = ""
+
+    def __str__(self) -> str:
+        return str(self.location) if self.location else self.words
 
 
 def render_path(path: ConfigPath) -> str:

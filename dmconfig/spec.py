@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from dmconfig.devices import DEVICE_FORMS, DISK, device_or_none, nearest_device, parse_device
 from dmconfig.errors import Code, Problem, SpecError, nearest
 from dmconfig.hints import key_hint
+from dmconfig.layers import FILE_KEYS
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.units import BUDGET_FORMS, GIB, SIZE_FORMS, Budget, parse_budget
@@ -303,6 +304,16 @@ class AdaptersSpec(Model):
         )
 
 
+class SharingSpec(Model):
+    """One more pipeline on the same components: each of them has one home, whichever pipelines it takes part in."""
+
+    class_name: str = Field(alias="class", description="Pipeline class of diffusers.")
+    call: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Defaults for its call, on top of those of the top-level `call` that its class takes.",
+    )
+
+
 class GroupOffloadSpec(Model):
     """How group offload cuts components: the options of diffusers' ``apply_group_offloading``, by the same names."""
 
@@ -374,6 +385,11 @@ class Spec(Model):
     )
     adapters: AdaptersSpec = Field(
         default_factory=AdaptersSpec, description="LoRAs, textual inversions and IP-Adapters, put on before placing."
+    )
+    pipelines: dict[str, SharingSpec] = Field(
+        default_factory=dict,
+        description="More pipelines on the same components, by a name of your own. What a class needs beyond the "
+        "pipeline's components, such as a controlnet, stands under components.",
     )
     device_map: DeviceMap = Field(
         "balanced",
@@ -557,7 +573,7 @@ def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
 
 def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
     key, model = str(path[-1]), _model_at(path[:-1])
-    known = [*keys(model)]
+    known = [*keys(model), *(FILE_KEYS if model is Spec else ())]
     fix = key_hint(path) or nearest_key(key, known) or _where_it_belongs(key)
     why = f"the keys accepted here are: {', '.join(known)}"
     return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
@@ -586,6 +602,8 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return kinds.get(str(kind), LoraSpec)
         case ("group_offload", *_):
             return GroupOffloadSpec
+        case ("pipelines", *_):
+            return SharingSpec
         case _:
             return PlacementSpec
 

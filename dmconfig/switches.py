@@ -297,12 +297,13 @@ def cast_sizes(module: Any, asked: ComponentSpec, dtype: str) -> Iterator[tuple[
         yield name, after[name].numel() * after[name].element_size() if is_cast else nbytes
 
 
-def apply_after_placing(resolved: Resolved, pipe: Any, assembly: Assembly) -> None:
-    """Turn on caches and compiling, on a pipeline that is placed.
+def apply_after_placing(resolved: Resolved, pipes: Sequence[Any], assembly: Assembly) -> None:
+    """Turn on caches and compiling, on pipelines that are placed and share their components.
 
     Raises: BuildError: the first that a class refuses.
     """
     for component in assembly.modules:
+        pipe = next(each for each in pipes if component.name in each.components)
         for part, module in _models(component, getattr(pipe, component.name)):
             if is_set(part.asked, "cache"):
                 _guarded(resolved, part, "cache", functools.partial(_enable_cache, pipe, part, module))

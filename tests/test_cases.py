@@ -1,9 +1,11 @@
 """The corpus of spec files: what the command prints for each, word for word.
 
 Adding a case is adding a file. ``cases/invalid/NAME.yaml`` is a wrong spec, ``cases/valid/NAME.yaml`` a right one, and
-``NAME.txt`` beside it is what a user sees, with the exit code as its last line. Two comments in a spec change how it is
-run: ``# plan: --gpus 2x24GiB --ram 64GiB`` plans it for that machine instead of validating it, and each
-``# set: key=value`` is passed as ``--set``. The root of the repository is written ``<root>``.
+``NAME.txt`` beside it is what a user sees, with the exit code as its last line. Comments in a spec change how it is
+run: ``# plan: --gpus 2x24GiB --ram 64GiB`` plans it for that machine instead of validating it, and
+``# config: --provenance`` prints it with all of its layers; each ``# set: key=value`` is passed as ``--set``, each
+``# overlay: file`` of ``cases/layers`` as ``--overlay``, ``# profile: name`` as ``--profile``, and each
+``# env: NAME=value`` is a variable of the environment. The root of the repository is written ``<root>``.
 
 After a wanted change of texts, write them anew and read the difference:
 
@@ -27,22 +29,33 @@ CASES = ROOT / "tests" / "cases"
 INVALID = sorted((CASES / "invalid").glob("*.yaml"))
 VALID = sorted((CASES / "valid").glob("*.yaml"))
 UPDATE = bool(os.environ.get("DMCONFIG_UPDATE_CASES"))
-PLAIN = {"FORCE_COLOR": None, "TTY_COMPATIBLE": None, "DMCONFIG_TRACEBACK": None}
+PLAIN = {"FORCE_COLOR": None, "TTY_COMPATIBLE": None, "DMCONFIG_TRACEBACK": None, "DMCONFIG_PROFILE": None}
 
-_OPTION = re.compile(r"^# (plan|set): (.+)$", re.MULTILINE)
+_OPTION = re.compile(r"^# (plan|config|set|overlay|profile|env):(.*)$", re.MULTILINE)
+LAYERS = "tests/cases/layers"
 
 
 def arguments_of(file: Path) -> list[str]:
     """Return the command line that a case asks for in its comments."""
-    options = _OPTION.findall(file.read_text(encoding="utf-8", errors="replace"))
-    machine = [word for name, text in options if name == "plan" for word in shlex.split(text)]
+    options = options_of(file)
+    verb = next((name for name, _ in options if name in ("plan", "config")), "validate")
+    own = [word for name, text in options if name == verb for word in shlex.split(text)]
     overrides = [word for name, text in options if name == "set" for word in ("--set", text)]
-    return ["plan" if machine else "validate", file.relative_to(ROOT).as_posix(), *machine, *overrides]
+    overlays = [word for name, text in options if name == "overlay" for word in ("--overlay", f"{LAYERS}/{text}")]
+    profile = [word for name, text in options if name == "profile" for word in ("--profile", text)]
+    return [verb, file.relative_to(ROOT).as_posix(), *own, *overrides, *overlays, *profile]
+
+
+def options_of(file: Path) -> list[tuple[str, str]]:
+    """Return the comments of a case that change how it is run."""
+    found = _OPTION.findall(file.read_text(encoding="utf-8", errors="replace"))
+    return [(name, text.strip()) for name, text in found]
 
 
 def printed_for(file: Path) -> str:
     """Return what the command prints for a case, and its exit code."""
-    result = CliRunner(env=PLAIN).invoke(app, arguments_of(file))
+    variables = dict(text.split("=", 1) for name, text in options_of(file) if name == "env")
+    result = CliRunner(env=PLAIN | variables).invoke(app, arguments_of(file))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     lines = [line.rstrip() for line in result.output.replace(str(ROOT), "<root>").splitlines()]
     return "\n".join([*lines, f"exit {result.exit_code}", ""])

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dmconfig.cli.config import config
 from dmconfig.cli.doctor import doctor
 from dmconfig.cli.machine import machine
 from dmconfig.cli.plan import plan
@@ -15,6 +16,7 @@ from dmconfig.cli.rehearse import rehearse
 from dmconfig.cli.run import run
 from dmconfig.cli.schema import schema
 from dmconfig.cli.validate import validate
+from dmconfig.secrets import redact
 from dmconfig.version import __version__
 
 app = typer.Typer(
@@ -27,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (validate, plan, rehearse, run, doctor, machine, schema):
+for verb in (validate, config, plan, rehearse, run, doctor, machine, schema):
     app.command()(verb)
 
 
@@ -40,7 +42,7 @@ def main() -> None:
     except Exception as error:
         if TRACEBACK in os.environ:
             raise
-        typer.echo(f"internal error: {type(error).__name__}: {error}", err=True)
+        typer.echo(redact(f"internal error: {type(error).__name__}: {error}"), err=True)
         typer.echo("  This is a fault of dmconfig. Please report it with the output of the same command", err=True)
         typer.echo(f"  run with {TRACEBACK}=1 in the environment.", err=True)
         raise SystemExit(1) from None

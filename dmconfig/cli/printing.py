@@ -35,6 +35,13 @@ def exit_on_problems(format_: Format) -> Iterator[None]:
         raise typer.Exit(error.exit_code) from None
 
 
+def show(text: str) -> None:
+    """Print text that may hold values of a spec; secrets are left out of it."""
+    from dmconfig.secrets import redact
+
+    typer.echo(redact(text))
+
+
 def print_problems(problems: tuple[Problem, ...], format_: Format) -> None:
     """Print problems: as text to standard error, as data to standard output."""
     from dmconfig.errors import render_problem
@@ -55,14 +62,14 @@ def print_plan(planned: Plan, format_: Format) -> None:
     if format_ is Format.JSON:
         print_json(render.plan_data(planned))
     else:
-        typer.echo(render.plan_text(planned, terminal_width()))
+        show(render.plan_text(planned, terminal_width()))
 
 
 def print_json(data: Any) -> None:
-    """Print data as JSON."""
+    """Print data as JSON, without the secrets in it."""
     import json
 
-    typer.echo(json.dumps(data, indent=2))
+    show(json.dumps(data, indent=2))
 
 
 def terminal_width() -> int | None:

@@ -46,7 +46,7 @@ from dmconfig.machine.model import (
     link_of,
 )
 from dmconfig.paths import ROOT, ConfigPath
-from dmconfig.resolve import Resolved
+from dmconfig.resolve import Resolved, as_read
 from dmconfig.units import format_bytes
 from dmconfig.validation import Model, keys, nearest_key, not_one_of, path_in, refused, wrong_type
 
@@ -117,7 +117,7 @@ def read_machine(file: str | Path) -> Inventory:
 
 
 def _inventory(document: Document) -> Inventory:
-    resolved = Resolved(data=document.data, document=document)
+    resolved = as_read(document)
     entries = _validated(resolved)
     problems = [*_contradictions(entries, resolved)]
     if problems:

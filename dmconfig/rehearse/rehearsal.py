@@ -13,7 +13,7 @@ import torch
 from dmconfig.assembly import Assembly
 from dmconfig.devices import CPU
 from dmconfig.dispatch import dispatch
-from dmconfig.inputs import call_with_files, opened
+from dmconfig.inputs import arguments_at, call_with_files, opened
 from dmconfig.inventory import Device, Inventory
 from dmconfig.plan import Plan
 from dmconfig.rehearse.inputs import Settings, arguments, steps_asked, steps_rehearsed
@@ -75,7 +75,7 @@ def rehearse(
                 is_mapped=False,
             )
             machine.ledger.reset()
-            defaults = opened(call_with_files(resolved, spec.call))
+            defaults = opened(call_with_files(resolved, arguments_at(("call",), spec.call)))
             given = arguments(pipe, assembly.facts, settings, defaults, steps)
             with machine.track(pipe.components):
                 try:

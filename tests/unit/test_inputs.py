@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dmconfig.errors import SpecError
-from dmconfig.inputs import call_with_files, opened
+from dmconfig.inputs import arguments_at, call_with_files, opened
 from dmconfig.spec import validate_spec
 from tests.conftest import EXAMPLES, checked_from, document_from, resolve
 
@@ -34,7 +34,7 @@ def film(file: Path, *shades: int) -> Path:
 def read(call: str, folder: Path, overrides: Any = ()) -> dict[str, Any]:
     """Return the arguments of the call section in text, as a call takes them."""
     resolved = resolve(document_from(f"{HEAD}{call}", folder=folder), overrides)
-    return opened(call_with_files(resolved, validate_spec(resolved).call))
+    return opened(call_with_files(resolved, arguments_at(("call",), validate_spec(resolved).call)))
 
 
 def problems(call: str) -> list[str]:
@@ -144,7 +144,7 @@ def test_pictures_are_read_anew_for_each_call(tmp_path: Path) -> None:
     """What a pipeline does to its input does not reach the next call."""
     picture(tmp_path / "a.png")
     resolved = resolve(document_from(f"{HEAD}  {{image: a.png}}", folder=tmp_path), ())
-    call = call_with_files(resolved, validate_spec(resolved).call)
+    call = call_with_files(resolved, arguments_at(("call",), validate_spec(resolved).call))
     first, second = opened(call)["image"], opened(call)["image"]
     assert first is not second
     assert np.array_equal(first, second)

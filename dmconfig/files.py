@@ -1,0 +1,27 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Give the path of a draft beside file, which takes its place at the end of the block; its folder is made.
+
+    A block that raises leaves file as it was, and no draft. Two threads or processes do not share a draft.
+
+    Raises: OSError: the folder cannot be made, or the draft cannot be put in the file's place.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.stem}-{os.getpid()}-{threading.get_ident()}{file.suffix}")
+    try:
+        yield draft
+        draft.replace(file)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
