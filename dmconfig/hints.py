@@ -10,6 +10,7 @@ from dmconfig.paths import ConfigPath
 
 _OFFLOAD_WHOLE = "write low_memory: cpu_offload_with_hook at the top level"
 _OFFLOAD_LEAVES = "write low_memory: sequential_cpu_offload at the top level"
+_QUANTISE = "write quantization: {<component>: bitsandbytes_4bit}"
 _SOURCE = dict.fromkeys(("path", "repo", "repo_id", "model", "model_id", "pretrained_model_name_or_path"), "source")
 _CLASS = dict.fromkeys(("type", "class_name", "_class_name", "cls", "architecture"), "class")
 _DEVICE = ("device", "devices", "device_id", "gpu", "gpus", "gpu_id", "placement")
@@ -29,6 +30,17 @@ _AT_TOP = {
     **dict.fromkeys(_DEVICE, "use 'device_map'"),
     **dict.fromkeys(_CALL, "it belongs under 'call'"),
     **dict.fromkeys(_COMPONENTS, "it belongs under 'components'"),
+    **dict.fromkeys(("lora", "loras", "lora_weights"), "it belongs under 'adapters.lora'"),
+    **dict.fromkeys(("textual_inversion", "textual_inversions", "embeddings"), "it belongs under 'adapters'"),
+    **dict.fromkeys(("ip_adapter", "ip_adapters"), "it belongs under 'adapters.ip_adapter'"),
+    **dict.fromkeys(("quantization_config", "quantisation", "quantize", "load_in_8bit", "load_in_4bit"), _QUANTISE),
+    **dict.fromkeys(("compile", "torch_compile"), "it belongs under 'components.<name>.compile'"),
+    **dict.fromkeys(("vae_tiling", "enable_vae_tiling", "tiling"), "write components.vae: {tiling: true}"),
+    **dict.fromkeys(("vae_slicing", "enable_vae_slicing", "slicing"), "write components.vae: {slicing: true}"),
+    **dict.fromkeys(("attention_slicing", "enable_attention_slicing"), "it belongs under 'components.<denoiser>'"),
+    "attention_backend": "it belongs under 'components.<denoiser>'",
+    "layerwise_casting": "it belongs under 'components.<name>'",
+    "controlnets": "write components.controlnet, with a list",
     "cpu_offload": _OFFLOAD_WHOLE,
     "model_cpu_offload": _OFFLOAD_WHOLE,
     "enable_model_cpu_offload": _OFFLOAD_WHOLE,
@@ -46,6 +58,23 @@ _IN_PIPELINE = {
     **{word: f"use '{meant}'" for word, meant in (_SOURCE | _CLASS).items()},
     **dict.fromkeys(_DEVICE, "write it as device_map, at the top level"),
     "offload": "write it as low_memory, at the top level",
+}
+_IN_COMPONENT = {
+    **dict.fromkeys(("enable_tiling", "vae_tiling"), "use 'tiling'"),
+    **dict.fromkeys(("enable_slicing", "vae_slicing"), "use 'slicing'"),
+    **dict.fromkeys(("enable_attention_slicing", "slice_size"), "use 'attention_slicing'"),
+    **dict.fromkeys(("enable_layerwise_casting", "fp8"), "use 'layerwise_casting'"),
+    **dict.fromkeys(("set_attention_backend", "attention"), "use 'attention_backend'"),
+    **dict.fromkeys(("torch_compile",), "use 'compile'"),
+    **dict.fromkeys(("enable_cache", "cache_config"), "use 'cache'"),
+    **dict.fromkeys(("channels_last",), "write memory_format: channels_last"),
+}
+_IN_LORA = {
+    **_SOURCE,
+    **dict.fromkeys(("scale", "strength", "lora_scale", "adapter_weight"), "weight"),
+    **dict.fromkeys(("adapter_name",), "name"),
+    **dict.fromkeys(("fuse", "fuse_lora"), "fused"),
+    **dict.fromkeys(("file", "filename"), "weight_name"),
 }
 _IN_PLACEMENT = {
     **dict.fromkeys((*_DEVICE, "execution_device", "run", "runs_on"), "use 'execution'"),
@@ -100,7 +129,15 @@ def key_hint(path: ConfigPath) -> str:
                 return f"it belongs under 'device_map.{name}'"
             if key in ("offload", "low_memory", "cpu_offload"):
                 return f"write device_map.{name}: {{execution: cuda:0, offload: model}}"
-            return _IN_PIPELINE.get(key, "")
+            if key in ("quantization", "quantization_config", "load_in_8bit", "load_in_4bit"):
+                return f"write quantization: {{{name}: bitsandbytes_4bit}}"
+            if key in ("lora", "loras", "adapters"):
+                return "it belongs under 'adapters.lora'"
+            return _IN_COMPONENT.get(key) or _IN_PIPELINE.get(key, "")
+        case ("adapters", *_, int()):
+            return f"use '{_IN_LORA[key]}'" if key in _IN_LORA else ""
+        case ("quantization", _):
+            return "it belongs under 'quant_kwargs'" if key.startswith("bnb_") else ""
         case _:
             return _IN_PLACEMENT.get(key, "")
 

@@ -93,9 +93,10 @@ def _nowhere_allowed(resolved: Resolved, task: Task) -> Iterator[Problem]:
         request = task.requests.get(component.name) if component.refused else None
         reason = refusal(request.places[0], component.refused) if request is not None else None
         if reason is not None:
-            what = f"{component.name!r} cannot be placed on {task.inventory.name} as the file asks: {reason}"
-            fix = "plan for a machine with another accelerator, or change what is asked of the component"
-            yield resolved.problem(Code.PLACE_REFUSED, component.path, what, fix=fix)
+            what = f"{component.name!r} has no place on {task.inventory.name}: {reason}"
+            path: ConfigPath = ("quantization", component.name) if component.quantization else component.path
+            fix = "plan for a machine with an accelerator, or change what is asked of the component"
+            yield resolved.problem(Code.PLACE_REFUSED, path, what, fix=fix)
 
 
 def _proof(solution: Solution) -> Proof | None:

@@ -28,6 +28,7 @@ from tests.virtual_devices import MakeMachine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+FOX, OWL = "<fox>", "<owl>"
 DENOISERS = {"sd": "unet", "sdxl": "unet", "sd3": "transformer", "flux": "transformer", "wan": "transformer"}
 TWO = "device_map: {{{denoiser}: 'cuda:1', default: 'cuda:0'}}\nreserve: 0\n"
 
@@ -228,7 +229,7 @@ def test_textual_inversion_adds_words_and_their_bytes(folder: Path, virtual_mach
     """A word of two vectors, used in a prompt, draws what it does by hand and weighs what was planned."""
 
     def put_on(pipe: Any) -> None:
-        pipe.load_textual_inversion(str(folder / "fox.safetensors"), token="<fox>")
+        pipe.load_textual_inversion(str(folder / "fox.safetensors"), token=FOX)
 
     prompt = "a <fox>"
     expected = by_hand(folder, "sd", put_on, prompt=prompt)
@@ -249,12 +250,12 @@ def test_textual_inversion_for_two_encoders_goes_to_each(folder: Path, virtual_m
         from safetensors.torch import load_file
 
         tensors = load_file(folder / "owl.safetensors")
-        pipe.load_textual_inversion(
-            tensors["clip_l"], token="<owl>", text_encoder=pipe.text_encoder, tokenizer=pipe.tokenizer
-        )
-        pipe.load_textual_inversion(
-            tensors["clip_g"], token="<owl>", text_encoder=pipe.text_encoder_2, tokenizer=pipe.tokenizer_2
-        )
+        for name, encoder in (("clip_l", "text_encoder"), ("clip_g", "text_encoder_2")):
+            parts = {
+                "text_encoder": getattr(pipe, encoder),
+                "tokenizer": getattr(pipe, encoder.replace("text_encoder", "tokenizer")),
+            }
+            pipe.load_textual_inversion(tensors[name], OWL, **parts)
 
     expected = by_hand(folder, "sdxl", put_on, prompt="an <owl>")
     file = spec(folder, "sdxl", "adapters: {textual_inversion: [{source: ./owl.safetensors, token: <owl>}]}\n")

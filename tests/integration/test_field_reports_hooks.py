@@ -681,7 +681,7 @@ def test_b60_a_lora_and_a_new_word_turn_no_offload_on(
 
     def extend(pipe: Any) -> None:
         pictures.append(paint(pipe, "sd", prompt="a <fox>"))
-        pipe.load_textual_inversion(tmp_path, weight_name="word.safetensors", token="<fox>")
+        pipe.load_textual_inversion(tmp_path, weight_name="word.safetensors", token="<fox>")  # noqa: S106 - a word
         pictures.append(paint(pipe, "sd", prompt="a <fox>"))
         pipe.load_lora_weights(lora("sd"))
         pictures.append(paint(pipe, "sd", prompt="a <fox>"))
