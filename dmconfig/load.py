@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from dmconfig.assembly import PIPELINE, Assembly, Component
 from dmconfig.check import check, check_weights
-from dmconfig.errors import Code, DispatchError, DMConfigError, Problem, SpecError, nearest
+from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
 from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
-from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.layers import Files, read_files
 from dmconfig.measure import Headers, change_notes, lay_out_split, measure, variant_notes
 from dmconfig.paths import render_path
-from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
-from dmconfig.plan.task import Task
+from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import Spec, validate_spec
@@ -26,7 +24,10 @@ from dmconfig.spec import Spec, validate_spec
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+    from dmconfig.inventory import Inventory
     from dmconfig.offload import OffloadFolder
+    from dmconfig.plan import Alternative, Comparison, Plan
+    from dmconfig.plan.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +83,19 @@ def check_file(
         profile: the profile to use; None: the one that ``DMCONFIG_PROFILE`` names, if any.
         ask_hub: whether the hub may be asked what a pipeline is made of that nothing is known of here.
 
-    Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any.
+    Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any, and those of later
+        ones that do not follow from them.
         BuildError: the hub was to be asked, and a download failed.
     """
-    resolved = resolve_file(file, overrides, overlays=overlays, profile=profile)
-    spec = validate_spec(resolved)
+    claims = tuple(overrides)
+    try:
+        resolved = resolve_file(file, claims, overlays=overlays, profile=profile)
+    except DocumentError as error:
+        raise told_with_shape(error, lambda document: resolve(document, claims, profile=profile)) from None
+    try:
+        spec = validate_spec(resolved)
+    except SpecError as error:
+        raise told_with_names(error, resolved) from None
     if ask_hub:
         from dmconfig.fetch import fetch_indexes
 
@@ -126,6 +135,8 @@ def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -
     Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine. BuildError: the hub was to
         be asked, and it failed.
     """
+    from dmconfig.plan import make_plan
+
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
@@ -167,6 +178,8 @@ def compare_strategies(checked: Checked, inventory: Inventory, *, ask_hub: bool 
 
     Raises: SourceError, PlanError: as ``plan_for``, but not where nothing fits.
     """
+    from dmconfig.plan import compare
+
     return compare(_task(checked, inventory, ask_hub=ask_hub))
 
 
@@ -177,6 +190,8 @@ def alternatives_for(
 
     Raises: SourceError, PlanError: as ``plan_for``. SpecError: there is no such component with weights.
     """
+    from dmconfig.plan import alternatives_of
+
     task = _task(checked, inventory, ask_hub=ask_hub)
     if component not in task.names:
         meant = nearest(component, task.names)
@@ -188,6 +203,8 @@ def alternatives_for(
 
 
 def _task(checked: Checked, inventory: Inventory, *, ask_hub: bool) -> Task:
+    from dmconfig.plan import make_task
+
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
@@ -207,6 +224,8 @@ def plan_from_yaml(
 
     Raises: DMConfigError: as ``check_file`` and ``plan_for``.
     """
+    from dmconfig.inventory import probe_machine
+
     checked = check_file(file, overrides_from_mapping(overrides or {}), overlays=overlays, profile=profile)
     return plan_for(checked, inventory or probe_machine())
 
@@ -252,6 +271,8 @@ def load_pipelines(
 
     Raises: DMConfigError: as ``load_from_yaml``.
     """
+    from dmconfig.inventory import probe_machine
+
     progress = progress or NoProgress()
     with progress.phase("plan"):
         claims = overrides_from_mapping(overrides or {})

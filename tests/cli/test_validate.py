@@ -45,7 +45,12 @@ def test_validate_wrong_file_speaks_on_stderr_and_exits_2(tmp_path: Path) -> Non
     file = spec_in(tmp_path, "device_map: balaned\n")
     result = validate(file)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"error[DM206 bad-device]: {file}:4:13\n  at   device_map\n")
+    assert result.stderr.startswith(
+        f"error[DM206 bad-device]: {file}:4:13\n"
+        "    4 | device_map: balaned\n"
+        "      |             ^^^^^^^\n"
+        "  at   device_map\n"
+    )
 
 
 def test_validate_several_files_one_broken_hides_no_other(tmp_path: Path) -> None:
@@ -60,7 +65,7 @@ def test_validate_several_files_one_broken_hides_no_other(tmp_path: Path) -> Non
     assert heads == [
         f"error[DM102 syntax]: {broken}:5:1",
         f"error[DM101 file-unreadable]: {missing}",
-        f"error[DM202 unknown-key]: {wrong}:4:1",
+        f"error[DM210 renamed-key]: {wrong}:4:1",
     ]
 
 
