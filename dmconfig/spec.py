@@ -349,7 +349,11 @@ class ComponentSpec(Model):
     )
 
 
-Several = Annotated[tuple[ComponentSpec, ...], BeforeValidator(_devices)]
+Several = Annotated[
+    tuple[ComponentSpec, ...],
+    BeforeValidator(_devices),
+    Field(description="Several models in one place, which the pipeline's class wraps itself, such as controlnets."),
+]
 ComponentEntry = Annotated[
     Annotated[ComponentSpec, Tag("(device)")] | Annotated[Several, Tag("(list)")], Discriminator(_device_or_list)
 ]
