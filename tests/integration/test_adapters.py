@@ -23,7 +23,7 @@ from tests.tiny_adapters import (
     write_textual_inversion,
     write_textual_inversion_for_two,
 )
-from tests.tiny_pipelines import SIZE, call_arguments, write_tiny
+from tests.tiny_pipelines import SIZE, Tiny, call_arguments
 from tests.virtual_devices import MakeMachine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,11 +34,11 @@ TWO = "device_map: {{{denoiser}: 'cuda:1', default: 'cuda:0'}}\nreserve: 0\n"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
     """Tiny pipelines, a folder per kind, with adapters beside them."""
     root = tmp_path_factory.mktemp("adapters")
     for kind, denoiser in DENOISERS.items():
-        write_tiny(kind, root / kind)
+        (root / kind).symlink_to(tiny.spec(kind).with_suffix(""))
         module = getattr(DiffusionPipeline.from_pretrained(root / kind), denoiser)
         write_lora(root / f"{kind}-a.safetensors", module, denoiser)
         write_lora(root / f"{kind}-b.safetensors", module, denoiser, seed=1, layers=("to_k",))
@@ -96,7 +96,9 @@ def planned(file: Path) -> dict[str, int]:
     return {each.component: each.nbytes for each in plan_from_yaml(file).assignments}
 
 
-@pytest.mark.parametrize("kind", DENOISERS)
+@pytest.mark.parametrize(
+    "kind", ["sd", "flux", "wan", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sdxl", "sd3"))]
+)
 def test_lora_on_two_devices_draws_what_it_does_by_hand(kind: str, folder: Path, virtual_machine: MakeMachine) -> None:
     """Two stacked LoRAs with weights, run twice, equal bit for bit; and every planned byte is a loaded one."""
 
@@ -178,8 +180,8 @@ def test_fused_lora_leaves_no_layers_and_no_bytes(folder: Path, virtual_machine:
     "unet",
     [
         "unet: {execution: 'cuda:1', offload: model}",
-        "unet: {execution: 'cuda:1', offload: sequential}",
-        "unet: {execution: 'cuda:1', offload: group}",
+        pytest.param("unet: {execution: 'cuda:1', offload: sequential}", marks=pytest.mark.slow),
+        pytest.param("unet: {execution: 'cuda:1', offload: group}", marks=pytest.mark.slow),
         "unet: {execution: 'cuda:1', offload: sequential, storage: disk}",
         "unet.mid_block: 'cuda:1'",
     ],

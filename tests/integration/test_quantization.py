@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dmconfig import load_from_yaml, plan_from_yaml
 from dmconfig.errors import BuildError, PlanError
 from tests.conftest import only_problem
-from tests.tiny_pipelines import call_arguments, write_tiny
+from tests.tiny_pipelines import Tiny, call_arguments
 from tests.virtual_devices import MakeMachine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,10 +42,10 @@ SECTIONS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
     """A tiny pipeline with a transformer of diffusers and encoders of transformers."""
     root = tmp_path_factory.mktemp("quantization")
-    write_tiny("flux", root / "flux")
+    (root / "flux").symlink_to(tiny.spec("flux").with_suffix(""))
     return root
 
 

@@ -16,7 +16,7 @@ from dmconfig.rehearse.quantised import QuantisedLinear
 from dmconfig.rehearse.skeleton import build_skeleton
 from tests.conftest import inventory
 from tests.tiny_adapters import write_lora
-from tests.tiny_pipelines import LENGTH, SIZE, write_tiny
+from tests.tiny_pipelines import LENGTH, SIZE, Tiny
 
 MACHINE = inventory(cuda=[1])
 INT8 = "{quant_backend: torchao, quant_kwargs: {quant_type: Int8WeightOnlyConfig}}"
@@ -31,10 +31,10 @@ SECTIONS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, one_thread: None) -> Iterator[Path]:
     """A tiny pipeline and a LoRA for it."""
     root = tmp_path_factory.mktemp("rehearse")
-    write_tiny("flux", root / "flux")
+    (root / "flux").symlink_to(tiny.spec("flux").with_suffix(""))
     transformer = DiffusionPipeline.from_pretrained(root / "flux").transformer
     write_lora(root / "lora.safetensors", transformer, "transformer")
     return root
@@ -82,12 +82,12 @@ def _held(module: torch.nn.Module) -> int:
 
 def test_tiling_lowers_the_peak_of_decoding(folder: Path) -> None:
     """Tiles are decoded one after the other, and the rehearsal, which runs that code, sees it."""
-    tiled = rehearsed(folder, "components: {vae: {tiling: true}}", size=4 * SIZE)
-    plain = rehearsed(folder, "", size=4 * SIZE)
+    tiled = rehearsed(folder, "components: {vae: {tiling: true}}", size=3 * SIZE)
+    plain = rehearsed(folder, "", size=3 * SIZE)
 
     def of_decoding(rehearsal: Rehearsal) -> int:
         (device,) = rehearsal.devices
         return max(phase.activations_bytes for phase in device.phases if phase.phase.startswith("vae"))
 
     assert tiled.failure is None
-    assert of_decoding(tiled) < 0.7 * of_decoding(plain)
+    assert of_decoding(tiled) < 0.8 * of_decoding(plain)

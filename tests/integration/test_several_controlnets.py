@@ -14,7 +14,7 @@ from dmconfig import load_from_yaml, plan_from_yaml
 from dmconfig.errors import SpecError
 from tests.conftest import assignment, only_problem
 from tests.tiny_adapters import write_controlnet
-from tests.tiny_pipelines import call_arguments, write_tiny
+from tests.tiny_pipelines import Tiny, call_arguments
 from tests.virtual_devices import MakeMachine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,12 +31,14 @@ PLACES = {
     "in groups": "device_map: {controlnet: {execution: 'cuda:1', offload: group}, default: 'cuda:0'}\n",
 }
 
+SLOW = ("whole", "in groups")
+
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
     """A tiny pipeline and two controlnets for its denoiser."""
     root = tmp_path_factory.mktemp("controlnets")
-    write_tiny("sd", root / "sd")
+    (root / "sd").symlink_to(tiny.spec("sd").with_suffix(""))
     unet = DiffusionPipeline.from_pretrained(root / "sd").unet
     write_controlnet(root / "canny", unet, seed=1)
     write_controlnet(root / "depth", unet, seed=2)
@@ -78,7 +80,9 @@ def spec(folder: Path, more: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PLACES]
+)
 def test_several_controlnets_in_a_place_draw_what_they_do_by_hand(
     place: str, folder: Path, expected: np.ndarray, virtual_machine: MakeMachine
 ) -> None:
