@@ -101,6 +101,10 @@ class Code(StrEnum):
     OUTPUT_NOT_WRITTEN = "DM604"
     BAD_OFFLOAD_FOLDER = "DM605"
     TRANSFER_FAILED = "DM606"
+    # DM62x: rehearsing
+    REHEARSAL_FAILED = "DM620"
+    REHEARSAL_DISAGREES = "DM621"
+    # DM63x: what is put on components
     ADAPTER_NOT_LOADED = "DM630"
     SWITCH_NOT_APPLIED = "DM631"
     PACKAGE_MISSING = "DM632"

@@ -26,7 +26,7 @@ from dmconfig.footprint import (
     measure_tensors,
 )
 from dmconfig.layout import Layout, lay_out, layout_of_tensors, with_more
-from dmconfig.layouts import packaged_layout
+from dmconfig.layouts import layout_by_config, packaged_layout
 from dmconfig.quantization import quantised_sizes
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
@@ -97,7 +97,8 @@ def lay_out_split(
 
     ``as_auto``: as if the strategy were ``auto``, whatever it is.
 
-    Imports torch only for a component of transformers, or one of which there are only configs.
+    Imports torch only for a component that the file splits, if it is of transformers with a config that is not
+    packaged, or if there are only configs of it.
 
     Raises: SourceError: nothing on this machine tells how a component of the file's own choice is laid out.
     """
@@ -136,7 +137,7 @@ def _layout(component: Component, size: Footprint, resolved: Resolved, hub: Head
 def _known_layout(component: Component, size: Footprint, hub: Headers | None) -> Layout | None:
     """The layout that the weights of a diffusers component, or the packaged layouts, tell without building it."""
     if component.library != "diffusers":
-        return None
+        return known_by_config(component, size.dtype)
     can_split = component.facts.no_split_modules is not None
     if casting_of(component.asked) is not None:
         return layout_of_tensors(_changed_sizes(component, size), order=component.facts.members, can_split=can_split)
@@ -148,6 +149,21 @@ def _known_layout(component: Component, size: Footprint, hub: Headers | None) ->
     if component.source.hub_id is None:
         return None
     return packaged_layout(component.source.hub_id, component.name, component.class_name, size.dtype)
+
+
+def known_by_config(component: Component, dtype: str) -> Layout | None:
+    """Return the packaged layout of a component of transformers: what its config says, here or packaged, tells it."""
+    config = model_config(component)
+    packaged = config_folder(component.source.hub_id) if not config and component.source.hub_id else None
+    if packaged is not None:
+        config = read_config(packaged / component.name)
+    return layout_by_config(
+        config,
+        component.class_name,
+        dtype,
+        members=component.facts.members,
+        keep_in_fp32=_patterns(component, dtype),
+    )
 
 
 def component_weights(component: Component) -> WeightFiles | None:
@@ -165,10 +181,13 @@ def component_weights(component: Component) -> WeightFiles | None:
 
 def model_config(component: Component) -> Mapping[str, Any]:
     """Return the config of a component with weights; empty where it is not here or is none, which its loader tells."""
-    if component.folder is None:
-        return {}
+    return {} if component.folder is None else read_config(component.folder)
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """Return the config in folder; empty where there is none."""
     try:
-        config = json.loads((component.folder / "config.json").read_bytes())
+        config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

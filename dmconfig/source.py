@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dmconfig.catalog import find_pipeline, known_ids
+from dmconfig.configs import config_folder
 from dmconfig.errors import Code, Problem, SourceError, nearest
 
 INDEX_FILE = "model_index.json"
@@ -93,7 +94,9 @@ def read_index(source: Source) -> PipelineIndex:
     if known is None:
         raise _unknown_here(source)
     entries = {part.name: Entry(library=part.library, class_name=part.class_name) for part in known.components}
-    return PipelineIndex(class_name=known.class_name, entries=entries)
+    packaged = config_folder(known.hub_id)
+    config = _index_in(packaged).config if packaged is not None else {}
+    return PipelineIndex(class_name=known.class_name, entries=entries, config=config)
 
 
 def read_json(file: Path) -> dict[str, Any]:

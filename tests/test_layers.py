@@ -27,7 +27,7 @@ PLAN_SCHEMA = ROOT / "schemas" / "plan-1.schema.json"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate")
 
 LAYERS = (
-    {"version", "paths", "units", "devices", "files", "progress", "secrets"},
+    {"version", "paths", "units", "devices", "files", "garbage", "progress", "secrets"},
     {"errors", "hints", "rates"},
     {"explanations", "reports"},
     {"document", "interpolation", "weights", "facts", "virtual"},
@@ -36,7 +36,8 @@ LAYERS = (
     {"resolve"},
     {"validation", "gguf"},
     {"catalog", "spec", "inventory", "transfers", "layout", "offload", "inputs"},
-    {"source", "machine", "configs", "layouts"},
+    {"machine", "configs", "layouts"},
+    {"source"},
     {"adapters", "quantization", "switches"},
     {"assembly"},
     {"measure"},
@@ -47,7 +48,7 @@ LAYERS = (
     {"rehearse", "reference"},
     {"condition", "explain", "fixing", "export"},
     {"load"},
-    {"starter"},
+    {"starter", "staging"},
     {"cli"},
     {"__init__", "__main__"},
 )

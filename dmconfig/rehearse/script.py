@@ -1,0 +1,37 @@
+"""What is rehearsed, and what is asked of it: values, made without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dmconfig.assembly import Assembly
+from dmconfig.resolve import Resolved
+from dmconfig.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What is rehearsed: a checked spec, and what its pipeline is made of."""
+
+    resolved: Resolved
+    spec: Spec
+    assembly: Assembly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a rehearsal is asked for beyond the file; None leaves it to the pipeline.
+
+    ``full`` runs every step. ``tiled`` lets the VAE work tile by tile, as ``pipe.vae.enable_tiling()`` does.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    frames: int | None = None
+    steps: int | None = None
+    batch: int = 1
+    full: bool = False
+    tiled: bool = False
+    call: Mapping[str, Any] = field(default_factory=dict)
