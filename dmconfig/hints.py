@@ -26,6 +26,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "memory": "max_memory",
         "offload_dir": "offload_folder",
         "offload_directory": "offload_folder",
+        "offload_path": "offload_folder",
         "disk_offload_dir": "offload_folder",
         "inference": "call",
         "generation": "call",

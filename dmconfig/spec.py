@@ -135,7 +135,8 @@ def _reserve(value: object) -> object:
         return parse_size(value)
     except ValueError as error:
         context = {"fix": f"did you mean {REHEARSED!r}?"} if nearest(str(value), [REHEARSED]) else {}
-        raise PydanticCustomError("bad_size", "{text}", {"text": f"{error}, or {REHEARSED}", **context}) from None
+        text = f"{error}, or {REHEARSED}" if str(error).endswith(SIZE_FORMS) else str(error)
+        raise PydanticCustomError("bad_size", "{text}", {"text": text, **context}) from None
 
 
 def _form(value: object) -> str:
