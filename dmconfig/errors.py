@@ -76,6 +76,11 @@ class Code(StrEnum):
     UNKNOWN_CALL_ARGUMENT = "DM309"
     BAD_COMMAND_LINE = "DM310"
     UNKNOWN_MODULE = "DM311"
+    # DM33x: what is put on components
+    UNKNOWN_SWITCH = "DM330"
+    PLACE_REFUSED = "DM331"
+    BAD_ADAPTER = "DM332"
+    BAD_QUANTIZATION = "DM333"
     INPUT_UNREADABLE = "DM350"
     # DM4xx: sources and weights
     SOURCE_NOT_FOUND = "DM401"
@@ -99,6 +104,10 @@ class Code(StrEnum):
     # DM62x: rehearsing
     REHEARSAL_FAILED = "DM620"
     REHEARSAL_DISAGREES = "DM621"
+    # DM63x: what is put on components
+    ADAPTER_NOT_LOADED = "DM630"
+    SWITCH_NOT_APPLIED = "DM631"
+    PACKAGE_MISSING = "DM632"
 
     @property
     def slug(self) -> str:

@@ -283,6 +283,30 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "level of them.",
         "--gpus 2x80GiB --ram 64GiB",
     ),
+    Code.UNKNOWN_SWITCH: _file(
+        "A component is given a switch, a cache or an argument that its class, in the libraries as they are installed, "
+        "does not have. Other versions may call it otherwise.",
+        "components: {transformer: {cache: {class: FirstBlockCacheConfig, config: {treshold: 0.1}}}}\n",
+        "Write the name in the report, or one of those that it lists. docs/adapters-and-switches.md has them all.",
+    ),
+    Code.PLACE_REFUSED: _file(
+        "What is asked of a component does not go with the place the file gives it: quantised weights that cannot be "
+        "moved, compiled code that would be compiled on every call, weights that are in no file.",
+        "quantization: {transformer: bitsandbytes_8bit}\nlow_memory: cpu_offload_with_hook\ndevice_map: cuda:0\n",
+        "Give the component another place, or ask for something else; the report says which places there are.",
+    ),
+    Code.BAD_ADAPTER: _file(
+        "A LoRA, textual inversion or IP-Adapter is not there, holds something else, or is for a component that the "
+        "pipeline does not have.",
+        "adapters: {lora: [{source: ./no-such-lora.safetensors}]}\n",
+        "Check source and weight_name. Files are safetensors; convert others.",
+    ),
+    Code.BAD_QUANTIZATION: _file(
+        "A component cannot be quantised as the file says: the backend has no such configuration, or the component "
+        "is of a kind that is not quantised.",
+        "quantization: {transformer: {quant_backend: torchao, quant_kwargs: {quant_type: int8wo}}}\n",
+        "Write a configuration of the backend; a .gguf file is named as the component's source.",
+    ),
     Code.INPUT_UNREADABLE: _words(
         "A picture, mask or film that the call is to have cannot be read from where the file says it is.",
         "call: {image: ./cat.png}, where there is no cat.png beside the file.",
@@ -352,6 +376,21 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "The class of a component failed to load it. The report has the library's own words.",
         "A config that was written by a newer diffusers than the one installed.",
         "Look at the cause in the report. dmconfig doctor prints the versions of all libraries.",
+    ),
+    Code.ADAPTER_NOT_LOADED: _words(
+        "diffusers refused an adapter, or none of its layers is one of the pipeline's. Nothing stays loaded.",
+        "A LoRA that was trained for FLUX, on a Stable Diffusion pipeline.",
+        "Look at the cause and the file in the report, and use an adapter that was trained for this pipeline.",
+    ),
+    Code.SWITCH_NOT_APPLIED: _words(
+        "The class of a component refused a switch when it was set. Nothing stays loaded.",
+        "attention_slicing: 64, on a denoiser whose attention has 8 heads.",
+        "Look at the cause in the report, and change the value of the switch.",
+    ),
+    Code.PACKAGE_MISSING: _words(
+        "What the file asks for takes a package that is not installed here, or is too old. Plans do without it.",
+        "quantization: {transformer: torchao}, where torchao is not installed.",
+        "Install the package as the report says.",
     ),
     Code.PLACEMENT_DIFFERS: _words(
         "A component is not where the plan says, or a pipeline is not placed by dmconfig any more.",

@@ -26,6 +26,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "memory": "max_memory",
         "offload_dir": "offload_folder",
         "offload_directory": "offload_folder",
+        "offload_path": "offload_folder",
         "disk_offload_dir": "offload_folder",
         "inference": "call",
         "generation": "call",
@@ -34,6 +35,13 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     "pipeline": _SOURCE | _CLASS | _DTYPE,
     "components": _SOURCE | _CLASS | _DTYPE,
     "pipelines": _CLASS,
+    "adapters": {
+        **_SOURCE,
+        **dict.fromkeys(("strength", "lora_scale", "adapter_weight"), "weight"),
+        "adapter_name": "name",
+        **dict.fromkeys(("fuse", "fuse_lora"), "fused"),
+        **dict.fromkeys(("file", "filename"), "weight_name"),
+    },
     "group_offload": {
         "type": "offload_type",
         "num_blocks": "num_blocks_per_group",
@@ -52,6 +60,7 @@ A key of the file that gets another name is entered here with its old one.
 _OFFLOAD_WHOLE = "write low_memory: cpu_offload_with_hook at the top level"
 _OFFLOAD_LEAVES = "write low_memory: sequential_cpu_offload at the top level"
 _OFFLOAD_GROUPS = "write low_memory: group_offload at the top level"
+_QUANTISE = "write quantization: {<component>: bitsandbytes_4bit}"
 _DEVICE = ("device", "devices", "device_id", "gpu", "gpus", "gpu_id", "placement")
 _CALL = (
     "prompt", "negative_prompt", "num_inference_steps", "steps", "guidance_scale", "seed", "height", "width",
@@ -69,17 +78,6 @@ _NOT_IN_THE_FILE = {
     "local_files_only": "leave it out: set HF_HUB_OFFLINE=1 in the environment",
     "use_safetensors": "leave it out: safetensors are all that is read",
     "low_cpu_mem_usage": "leave it out: weights are always loaded straight from their files",
-    **dict.fromkeys(("lora", "loras", "lora_weights"), "leave it out: call pipe.load_lora_weights on what is loaded"),
-    **dict.fromkeys(
-        ("vae_tiling", "enable_vae_tiling"), "leave it out: call pipe.vae.enable_tiling() on what is loaded"
-    ),
-    **dict.fromkeys(
-        ("vae_slicing", "enable_vae_slicing"), "leave it out: call pipe.vae.enable_slicing() on what is loaded"
-    ),
-    **dict.fromkeys(
-        ("quantization", "quantization_config", "load_in_4bit", "load_in_8bit"),
-        "leave it out: quantised weights are not supported yet",
-    ),
 }
 _OFFLOADING = {
     "cpu_offload": _OFFLOAD_WHOLE,
@@ -91,6 +89,21 @@ _OFFLOADING = {
     "enable_group_offload": _OFFLOAD_GROUPS,
 }
 
+_ON_COMPONENTS = {
+    **dict.fromkeys(("lora", "loras", "lora_weights"), "it belongs under 'adapters.lora'"),
+    **dict.fromkeys(("textual_inversion", "textual_inversions", "embeddings"), "it belongs under 'adapters'"),
+    **dict.fromkeys(("ip_adapter", "ip_adapters"), "it belongs under 'adapters.ip_adapter'"),
+    **dict.fromkeys(("quantization_config", "quantisation", "quantize", "load_in_8bit", "load_in_4bit"), _QUANTISE),
+    **dict.fromkeys(("compile", "torch_compile"), "it belongs under 'components.<name>.compile'"),
+    **dict.fromkeys(("vae_tiling", "enable_vae_tiling", "tiling"), "write components.vae: {tiling: true}"),
+    **dict.fromkeys(("vae_slicing", "enable_vae_slicing", "slicing"), "write components.vae: {slicing: true}"),
+    **dict.fromkeys(("attention_slicing", "enable_attention_slicing"), "it belongs under 'components.<denoiser>'"),
+    "attention_backend": "it belongs under 'components.<denoiser>'",
+    "layerwise_casting": "it belongs under 'components.<name>'",
+    "controlnets": "write components.controlnet, with a list",
+}
+"""What is put on components, by the words of others."""
+
 _AT_TOP = {
     **dict.fromkeys(_DTYPE, "write it as pipeline.dtype"),
     "dtype": "write it as pipeline.dtype",
@@ -99,6 +112,7 @@ _AT_TOP = {
     **dict.fromkeys(_CALL, "it belongs under 'call'"),
     **dict.fromkeys(_COMPONENTS, "it belongs under 'components'"),
     **_OFFLOADING,
+    **_ON_COMPONENTS,
     "execution": "it belongs under 'device_map.<component>'",
     "offload": "use 'low_memory'",
     **_NOT_IN_THE_FILE,
@@ -107,7 +121,18 @@ _IN_PIPELINE = {
     **dict.fromkeys(_DEVICE, "write it as device_map, at the top level"),
     **_OFFLOADING,
     "offload": "write it as low_memory, at the top level",
+    **_ON_COMPONENTS,
     **_NOT_IN_THE_FILE,
+}
+_IN_COMPONENT = {
+    **dict.fromkeys(("enable_tiling", "vae_tiling"), "use 'tiling'"),
+    **dict.fromkeys(("enable_slicing", "vae_slicing"), "use 'slicing'"),
+    **dict.fromkeys(("enable_attention_slicing", "slice_size"), "use 'attention_slicing'"),
+    **dict.fromkeys(("enable_layerwise_casting", "fp8"), "use 'layerwise_casting'"),
+    **dict.fromkeys(("set_attention_backend", "attention"), "use 'attention_backend'"),
+    **dict.fromkeys(("torch_compile",), "use 'compile'"),
+    **dict.fromkeys(("enable_cache", "cache_config"), "use 'cache'"),
+    **dict.fromkeys(("channels_last",), "write memory_format: channels_last"),
 }
 _IN_PLACEMENT = {
     "low_memory": "use 'offload'",
@@ -180,7 +205,11 @@ def key_hint(path: ConfigPath) -> str:
                 return f"it belongs under 'device_map.{name}'"
             if key in ("offload", "low_memory", "cpu_offload"):
                 return f"write device_map.{name}: {{execution: cuda:0, offload: model}}"
-            return _NOT_IN_THE_FILE.get(key, "")
+            if key in ("quantization", "quantization_config", "load_in_8bit", "load_in_4bit"):
+                return f"write quantization: {{{name}: bitsandbytes_4bit}}"
+            return _IN_COMPONENT.get(key) or _NOT_IN_THE_FILE.get(key) or _ON_COMPONENTS.get(key, "")
+        case ("quantization", _):
+            return "it belongs under 'quant_kwargs'" if key.startswith("bnb_") else ""
         case _:
             return _IN_PLACEMENT.get(key, "")
 

@@ -8,7 +8,7 @@ its config alone: the only reason for which a plan of known sizes imports torch.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,18 @@ def chain_bytes(own: Mapping[str, int]) -> Mapping[str, int]:
         above = path.rpartition(".")[0] if path else None
         chains[path] = own[path] + (chains.get(above, 0) if above is not None else 0)
     return chains
+
+
+def with_more(layout: Layout, tensors: Iterable[tuple[str, int]]) -> Layout:
+    """Return a layout with more tensors: each counts for the module that its name leads to, or the nearest above."""
+    paths = {module.path: 0 for module in layout.modules}
+    more = dict(paths)
+    for name, nbytes in tensors:
+        more[nearest_ancestor(name.rpartition(".")[0], paths)] += nbytes
+    if not any(more.values()):
+        return layout
+    modules = tuple(replace(module, own_bytes=module.own_bytes + more[module.path]) for module in layout.modules)
+    return replace(layout, modules=modules)
 
 
 def is_within(path: str, ancestor: str) -> bool:

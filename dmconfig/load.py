@@ -15,7 +15,8 @@ from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, P
 from dmconfig.garbage import gc_paused
 from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
 from dmconfig.layers import Files, read_files
-from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
+from dmconfig.measure import Headers, change_notes, lay_out_split, measure, variant_notes
+from dmconfig.paths import render_path
 from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
@@ -148,7 +149,7 @@ def plan_for(
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    notes = (*checked.notes, *variant_notes(assembly))
+    notes = (*checked.notes, *variant_notes(assembly), *change_notes(assembly))
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 
@@ -345,9 +346,11 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, Dif
     Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed; or, before anything is
         loaded, bytes do not survive copies between the accelerators of the plan, or the offload folder cannot be used.
     """
-    from dmconfig.build import build_pipelines
+    from dmconfig.build import build_pipelines, require_packages
+    from dmconfig.switches import apply_after_placing
     from dmconfig.transfers import checked_once
 
+    require_packages(checked.resolved, checked.spec, checked.assembly)
     checked_once([plan.execution_device, *(d for assignment in plan.assignments for d in assignment.execution_devices)])
     files = _offload_folder(checked, plan)
     with gc_paused(), contextlib.ExitStack() as undo:
@@ -356,7 +359,7 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, Dif
         with progress.phase("load"):
             pipes = build_pipelines(checked.resolved, checked.assembly, plan, progress, files)
         with progress.phase("place"):
-            from dmconfig.dispatch import dispatch
+            from dmconfig.dispatch import dispatch, unload
 
             names = (PIPELINE, *checked.spec.pipelines)
             calls = [call_with_files(checked.resolved, checked.call_of(name)) for name in names]
@@ -371,6 +374,9 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, Dif
                 files=files,
                 progress=progress,
             )
+            for pipe in pipes:
+                undo.callback(unload, pipe)
+            apply_after_placing(checked.resolved, pipes, checked.assembly)
             for name, pipe in zip(names, pipes, strict=True):  # for to_spec: what cannot be seen on a pipeline
                 pipe._loaded_as = (checked.resolved, name)
         undo.pop_all()
@@ -403,9 +409,9 @@ def _asked(checked: Checked) -> dict[str, Any]:
     data = checked.resolved.data
     asked = {key: data[key] for key in _PLACING if key in data}
     dtypes = {"pipeline.dtype": data["pipeline"].get("dtype")}
-    dtypes |= {
-        f"components.{name}.dtype": (part or {}).get("dtype") for name, part in data.get("components", {}).items()
-    }
+    for path, _ in checked.spec.written_components:
+        written = functools.reduce(lambda value, key: value[key], path, data)
+        dtypes[render_path((*path, "dtype"))] = (written or {}).get("dtype")
     return asked | {key: value for key, value in dtypes.items() if value is not None}
 
 
@@ -414,12 +420,16 @@ def fetched(checked: Checked, progress: Progress) -> Checked:
 
     Raises: BuildError: a download failed.
     """
-    from dmconfig.fetch import is_whole
+    from dmconfig.fetch import fetch_adapters, is_whole
 
+    if any(adapter.file is None for adapter in checked.assembly.adapters):
+        fetch_adapters(checked.assembly, progress, checked.resolved)
+        assembly = check(checked.resolved, checked.spec)
+        checked = Checked(resolved=checked.resolved, spec=checked.spec, assembly=assembly)
     if is_whole(checked.assembly):
         return checked
     checked = _completed(checked, progress)
-    if any(component.folder is None for component in checked.assembly.components):
+    if any(component.folder is None for component in checked.assembly.loaded):
         # the index, now that it is here, names components that the catalogue did not
         checked = _completed(checked, progress)
     return checked

@@ -22,6 +22,7 @@ Path = tuple[str, ...]
 
 _OPEN_KEYS = {
     "components": "<component>",
+    "quantization": "<component>",
     "pipelines": "<name>",
     "device_map": "<component>",
     "max_memory": "<device>",
@@ -95,7 +96,8 @@ def called_otherwise(name: str) -> tuple[KeyDoc, ...]:
 def _pattern(path: str) -> re.Pattern[str]:
     """What a dotted path of a real file looks like; a component of the device map may have module paths below it."""
     anything = ".+" if path.startswith("device_map.") else r"[^.]+"
-    return re.compile(re.sub(r"<[^>]+>", anything, re.escape(path).replace(r"\ ", " ")))
+    pattern = re.sub(r"<[^>]+>", anything, re.escape(path).replace(r"\ ", " "))
+    return re.compile(pattern.replace(r"\[\]", r"(?:\[\d*\])?"))
 
 
 def _open_parts(doc: KeyDoc) -> int:
@@ -121,9 +123,12 @@ class _Reader:
 
     def _inside(self, path: Path, field: Schema) -> Iterator[KeyDoc]:
         """The keys inside a field: those of the models it refers to, and the one that stands for all it leaves open."""
-        for form in self._forms(field):
+        forms = [*self._forms(field)]
+        for form in forms:
             if "properties" in form:
                 yield from self.keys_of(form, path)
+            elif "items" in form and not any("properties" in other for other in forms):
+                yield from self._inside((*path[:-1], f"{path[-1]}[]"), form["items"])
             entry = form.get("additionalProperties")
             if isinstance(entry, dict):
                 inner = (*path, _OPEN_KEYS[path[0]])
@@ -161,7 +166,7 @@ class _Reader:
         """The field's own description, or those of its forms."""
         if "description" in field:
             return str(field["description"])
-        options = [self._whole(option) for option in field.get("oneOf") or field.get("anyOf") or [field]]
+        options = [*self._forms(field)]
         return " Or: ".join(str(option["description"]) for option in options if "description" in option)
 
     def _type(self, field: Schema, path: Path) -> str:
@@ -218,5 +223,5 @@ def _spelled(value: Any) -> str:
 
 def _nested(path: Path, value: Any) -> dict[str, Any]:
     for key in reversed(path):
-        value = {key: value}
+        value = {key.removesuffix("[]"): [value] if key.endswith("[]") else value}
     return dict(value)

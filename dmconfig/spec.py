@@ -6,7 +6,7 @@ pipeline or a machine. Field descriptions are the documentation that editors sho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -135,12 +135,17 @@ def _reserve(value: object) -> object:
         return parse_size(value)
     except ValueError as error:
         context = {"fix": f"did you mean {REHEARSED!r}?"} if nearest(str(value), [REHEARSED]) else {}
-        raise PydanticCustomError("bad_size", "{text}", {"text": f"{error}, or {REHEARSED}", **context}) from None
+        text = f"{error}, or {REHEARSED}" if str(error).endswith(SIZE_FORMS) else str(error)
+        raise PydanticCustomError("bad_size", "{text}", {"text": text, **context}) from None
 
 
 def _form(value: object) -> str:
     """The tag of a union's branch; written so that no key of a file is likely to be the same."""
-    return "(mapping)" if isinstance(value, Mapping) else "(word)"
+    return "(mapping)" if isinstance(value, (Mapping, Model)) else "(word)"
+
+
+def _word_or_number(value: object) -> str:
+    return "(number)" if isinstance(value, int) else "(word)"
 
 
 _LOADABLE = [*DTYPES, *(f"torch.{name}" for name in ("float32", "float16", "bfloat16"))]
@@ -193,6 +198,10 @@ Word = Annotated[
 ]
 
 
+Names = Annotated[tuple[str, ...], BeforeValidator(_devices)]
+"""A list of words of the file."""
+
+
 class PipelineSpec(Model):
     """The pipeline: where it comes from and what holds for all of its components."""
 
@@ -222,6 +231,84 @@ class PipelineSpec(Model):
     )
 
 
+class LayerwiseCastingSpec(Model):
+    """Weights kept in a small type and cast to another, layer by layer, while they compute: ``layerwise_casting``."""
+
+    storage_dtype: Literal["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"] = Field(
+        "float8_e4m3fn",
+        description="The type in which the weights of linear and convolution layers are kept.",
+        examples=["float8_e4m3fn"],
+    )
+    compute_dtype: Dtype = Field(
+        "auto",
+        description="The type in which they compute. Default: the component's dtype.",
+        examples=["bfloat16"],
+    )
+    skip_modules_pattern: Names | None = Field(
+        None,
+        description="Patterns of module names that are left as they are, instead of diffusers' own list.",
+        examples=[["norm", "proj_out"]],
+    )
+    non_blocking: bool = Field(False, description="Cast without waiting.", examples=[True])
+
+
+class CompileSpec(Model):
+    """Options of ``torch.compile``, by its own names, and which part of the component is compiled."""
+
+    regional: bool = Field(
+        False,
+        description="Compile only the repeated blocks (compile_repeated_blocks): a fraction of the waiting.",
+        examples=[True],
+    )
+    fullgraph: bool = Field(
+        False,
+        description="Refuse what would break the graph, instead of going on without.",
+        examples=[True],
+    )
+    dynamic: bool | None = Field(
+        None,
+        description="Whether sizes may differ from call to call; null: found out.",
+        examples=[False],
+    )
+    backend: str = Field(
+        "inductor",
+        description="The compiler.",
+        examples=["inductor"],
+    )
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = Field(
+        None,
+        description="What to spend compile time on.",
+        examples=["max-autotune"],
+    )
+    options: dict[str, Any] | None = Field(
+        None,
+        description="Options of the backend; not together with mode.",
+        examples=[{"triton.cudagraphs": True}],
+    )
+
+
+class CacheSpec(Model):
+    """A cache of diffusers, which computes some blocks anew only where their result changes enough."""
+
+    class_name: str = Field(
+        alias="class", description="Its configuration class in diffusers.", examples=["FirstBlockCacheConfig"]
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="Values of its fields.", examples=[{"threshold": 0.08}]
+    )
+
+
+Switch = Annotated[Annotated[bool, Tag("(word)")] | Annotated[dict[str, Any], Tag("(mapping)")], Discriminator(_form)]
+Slicing = Annotated[
+    Annotated[Literal["auto", "max"], Tag("(word)")] | Annotated[int, Tag("(number)"), Field(ge=1)],
+    Discriminator(_word_or_number),
+]
+LayerwiseCasting = Annotated[
+    Annotated[bool, Tag("(word)")] | Annotated[LayerwiseCastingSpec, Tag("(mapping)")], Discriminator(_form)
+]
+Compile = Annotated[Annotated[bool, Tag("(word)")] | Annotated[CompileSpec, Tag("(mapping)")], Discriminator(_form)]
+
+
 class ComponentSpec(Model):
     """One component: what differs from the pipeline's own. Everything left out comes from the pipeline."""
 
@@ -249,6 +336,165 @@ class ComponentSpec(Model):
         description="Config values set on top of the source's own; for schedulers.",
         examples=[{"timestep_spacing": "trailing"}],
     )
+    attention_backend: str | None = Field(
+        None,
+        description="What computes attention: a word of diffusers' set_attention_backend, e.g. flash or native.",
+        examples=["flash"],
+    )
+    attention_slicing: Slicing | None = Field(
+        None,
+        description="Compute attention in slices, for less memory: auto, max, or a slice size.",
+        examples=["auto", 4],
+    )
+    tiling: Switch = Field(
+        False,
+        description="Decode in tiles, for less memory: true, or the arguments of the class's enable_tiling.",
+        examples=[True, {"tile_sample_min_height": 512}],
+    )
+    slicing: bool = Field(
+        False,
+        description="Decode a batch one picture after another, for less memory.",
+        examples=[True],
+    )
+    memory_format: Literal["channels_last", "channels_last_3d"] | None = Field(
+        None,
+        description="Order of convolution weights in memory; channels_last is often faster on GPUs.",
+        examples=["channels_last"],
+    )
+    layerwise_casting: LayerwiseCasting = Field(
+        False,
+        description="Keep weights in float8 and cast each layer while it computes: true, or options.",
+        examples=[True, {"storage_dtype": "float8_e5m2"}],
+    )
+    cache: CacheSpec | None = Field(
+        None,
+        description="A cache between steps, e.g. {class: FirstBlockCacheConfig, config: {threshold: 0.08}}.",
+        examples=[{"class": "FirstBlockCacheConfig", "config": {"threshold": 0.08}}],
+    )
+    compile: Compile = Field(
+        False,
+        description="Compile the component with torch.compile once it is placed: true, or options.",
+        examples=[True, {"regional": True}],
+    )
+
+
+Several = Annotated[
+    tuple[ComponentSpec, ...],
+    BeforeValidator(_devices),
+    Field(description="Several models in one place, which the pipeline's class wraps itself, such as controlnets."),
+]
+ComponentEntry = Annotated[
+    Annotated[ComponentSpec, Tag("(device)")] | Annotated[Several, Tag("(list)")], Discriminator(_device_or_list)
+]
+QuantizationBackend = Literal["bitsandbytes_4bit", "bitsandbytes_8bit", "torchao", "quanto", "gguf"]
+
+
+class QuantizationSpec(Model):
+    """How a component's weights are quantised while they are loaded, in the words of PipelineQuantizationConfig."""
+
+    quant_backend: QuantizationBackend = Field(
+        description="The library that quantises, and in how many bits.",
+        examples=["bitsandbytes_4bit"],
+    )
+    quant_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the backend's configuration class, e.g. {bnb_4bit_quant_type: nf4}; types of torch "
+        "and configurations of torchao by name, e.g. {quant_type: Int8WeightOnlyConfig}.",
+        examples=[{"bnb_4bit_quant_type": "nf4"}, {"quant_type": "Int8WeightOnlyConfig"}],
+    )
+
+
+Quantization = Annotated[
+    Annotated[QuantizationBackend, Tag("(word)")] | Annotated[QuantizationSpec, Tag("(mapping)")], Discriminator(_form)
+]
+
+
+class AdapterSpec(Model):
+    """What all adapters have: the file."""
+
+    source: str = Field(
+        description="A safetensors file, or a folder or hub id in which weight_name is the file.",
+        examples=["./loras/ink.safetensors", "nerijs/pixel-art-xl"],
+    )
+    subfolder: str | None = Field(None, description="Folder inside the source.", examples=["models"])
+    weight_name: str | None = Field(
+        None,
+        description="The file inside the source.",
+        examples=["pixel-art-xl.safetensors"],
+    )
+    revision: str | None = Field(None, description="Commit, tag or branch, when source is a hub id.", examples=["main"])
+
+
+class LoraSpec(AdapterSpec):
+    """A LoRA."""
+
+    name: str | None = Field(
+        None,
+        description="Its name, for set_adapters. Default: the file's name.",
+        examples=["ink"],
+    )
+    weight: float = Field(
+        1.0,
+        strict=False,
+        description="How much of it is added.",
+        examples=[0.8],
+    )
+    fused: bool = Field(
+        False,
+        description="Add it to the weights and let go of it: as fast as without, and fixed from then on.",
+        examples=[True],
+    )
+
+
+class TextualInversionSpec(AdapterSpec):
+    """Words that a text encoder has learned."""
+
+    token: str | None = Field(
+        None,
+        description="The word that stands for it in prompts. Default: the one in the file.",
+        examples=["<fox>"],
+    )
+
+
+class IpAdapterSpec(AdapterSpec):
+    """An IP-Adapter: pictures as prompts. Its image encoder is the component image_encoder."""
+
+    scale: float = Field(
+        1.0,
+        strict=False,
+        description="How much of the picture is followed.",
+        examples=[0.6],
+    )
+
+
+class AdaptersSpec(Model):
+    """What is put on the components before they are placed. LoRAs are stacked in the order written."""
+
+    lora: Annotated[tuple[LoraSpec, ...], BeforeValidator(_devices)] = Field(
+        (),
+        description="LoRAs.",
+        examples=[[{"source": "./loras/ink.safetensors", "weight": 0.8}]],
+    )
+    textual_inversion: Annotated[tuple[TextualInversionSpec, ...], BeforeValidator(_devices)] = Field(
+        (),
+        description="Words that text encoders have learned.",
+        examples=[[{"source": "./words/fox.safetensors", "token": "<fox>"}]],
+    )
+    ip_adapter: Annotated[tuple[IpAdapterSpec, ...], BeforeValidator(_devices)] = Field(
+        (),
+        description="IP-Adapters.",
+        examples=[[{"source": "./ip-adapter_sd15.safetensors", "scale": 0.6}]],
+    )
+
+    @property
+    def all(self) -> tuple[tuple[ConfigPath, AdapterSpec], ...]:
+        """Every adapter with its place in the file."""
+        kinds = {"lora": self.lora, "textual_inversion": self.textual_inversion, "ip_adapter": self.ip_adapter}
+        return tuple(
+            (("adapters", kind, index), adapter)
+            for kind, listed in kinds.items()
+            for index, adapter in enumerate(listed)
+        )
 
 
 class SharingSpec(Model):
@@ -348,10 +594,21 @@ class Spec(Model):
         description="The pipeline and what holds for all of its components.",
         examples=[{"source": "stabilityai/stable-diffusion-xl-base-1.0", "variant": "fp16", "dtype": "float16"}],
     )
-    components: dict[str, ComponentSpec | None] = Field(
+    components: dict[str, ComponentEntry | None] = Field(
         default_factory=dict,
-        description="Components that differ from the source's own, by name; null leaves an optional one out.",
+        description="Components that differ from the source's own, by name; null leaves an optional one out, and a "
+        "list stands for several models in one place, such as controlnets.",
         examples=[{"vae": {"dtype": "float32"}, "safety_checker": None}],
+    )
+    quantization: dict[str, Quantization] = Field(
+        default_factory=dict,
+        description="Components whose weights are quantised while they are loaded, by name: a backend, or a mapping.",
+        examples=[{"transformer": "bitsandbytes_4bit"}],
+    )
+    adapters: AdaptersSpec = Field(
+        default_factory=AdaptersSpec,
+        description="LoRAs, textual inversions and IP-Adapters, put on before placing.",
+        examples=[{"lora": [{"source": "./loras/ink.safetensors", "weight": 0.8}]}],
     )
     pipelines: dict[str, SharingSpec] = Field(
         default_factory=dict,
@@ -421,6 +678,20 @@ class Spec(Model):
         examples=[{"num_inference_steps": 30, "guidance_scale": 5.0, "seed": 1}],
         json_schema_extra={"properties": {"seed": _SEED_SCHEMA}},
     )
+
+    @property
+    def written_components(self) -> Iterator[tuple[ConfigPath, ComponentSpec]]:
+        """The components that the file describes, each with its place; those of a list one by one."""
+        for name, entry in self.components.items():
+            if isinstance(entry, tuple):
+                yield from ((("components", name, index), each) for index, each in enumerate(entry))
+            elif entry is not None:
+                yield ("components", name), entry
+
+    def quantization_of(self, component: str) -> QuantizationSpec | None:
+        """Return how a component is quantised, or None."""
+        entry = self.quantization.get(component)
+        return QuantizationSpec(quant_backend=entry) if isinstance(entry, str) else entry
 
     def reserve_of(self, component: str, device: str) -> int:
         """Return the bytes kept free on an accelerator while a component runs there.
@@ -554,8 +825,21 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return Spec
         case ("pipeline", *_):
             return PipelineSpec
+        case ("components", *_, "layerwise_casting"):
+            return LayerwiseCastingSpec
+        case ("components", *_, "compile"):
+            return CompileSpec
+        case ("components", *_, "cache"):
+            return CacheSpec
         case ("components", *_):
             return ComponentSpec
+        case ("quantization", *_):
+            return QuantizationSpec
+        case ("adapters",):
+            return AdaptersSpec
+        case ("adapters", kind, *_):
+            kinds: dict[str, type[Model]] = {"textual_inversion": TextualInversionSpec, "ip_adapter": IpAdapterSpec}
+            return kinds.get(str(kind), LoraSpec)
         case ("group_offload", *_):
             return GroupOffloadSpec
         case ("pipelines", *_):

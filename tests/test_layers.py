@@ -38,6 +38,7 @@ LAYERS = (
     {"catalog", "spec", "inventory", "transfers", "layout", "offload", "inputs"},
     {"machine", "configs", "layouts"},
     {"source"},
+    {"adapters", "quantization", "switches"},
     {"assembly"},
     {"measure"},
     {"check"},
@@ -55,6 +56,9 @@ LAYERS = (
 
 TORCH_ALLOWED = {
     "footprint",
+    "adapters",
+    "quantization",
+    "switches",
     "inventory",
     "build",
     "dispatch",

@@ -16,6 +16,7 @@ from dmconfig.plan.fastest import Places
 from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Proof, Residency
 from dmconfig.plan.reasons import reason_of
+from dmconfig.plan.requests import refusal
 from dmconfig.plan.task import Solution, Task
 from dmconfig.plan.uses import uses_of
 from dmconfig.resolve import Resolved
@@ -78,9 +79,23 @@ def make_task(
         *_cast_on_disk(resolved, spec, footprints),
         *wrong_parts(resolved, spec, assembly, layouts),
     ]
+    task = Task(spec=spec, assembly=assembly, footprints=footprints, inventory=inventory, layouts=layouts)
+    wrong = wrong or [*_nowhere_allowed(resolved, task)]
     if wrong:
         raise PlanError(wrong)
-    return Task(spec=spec, assembly=assembly, footprints=footprints, inventory=inventory, layouts=layouts)
+    return task
+
+
+def _nowhere_allowed(resolved: Resolved, task: Task) -> Iterator[Problem]:
+    """A component that what is asked of it allows nowhere on this machine: on the cpu, where there is nothing else."""
+    for component in task.assembly.modules:
+        request = task.requests.get(component.name) if component.refused else None
+        reason = refusal(request.places[0], component.refused) if request is not None else None
+        if reason is not None:
+            what = f"{component.name!r} has no place on {task.inventory.name}: {reason}"
+            path: ConfigPath = ("quantization", component.name) if component.quantization else component.path
+            fix = "plan for a machine with an accelerator, or change what is asked of the component"
+            yield resolved.problem(Code.PLACE_REFUSED, path, what, fix=fix)
 
 
 def _proof(solution: Solution) -> Proof | None:

@@ -15,7 +15,7 @@ from dmconfig.plan.fastest import Fastest, Question, fastest
 from dmconfig.plan.placement import best_choice
 from dmconfig.plan.preferences import Even, FirstEmpty, InOrder, Preference
 from dmconfig.plan.prices import Prices
-from dmconfig.plan.requests import AUTO, Place, Request, brought_place, requests_of, spread_components
+from dmconfig.plan.requests import AUTO, Place, Request, allowed, brought_place, requests_of, spread_components
 from dmconfig.plan.split import Room, part_loads, part_name, spread
 from dmconfig.plan.uses import Limits, Load, uses_of
 from dmconfig.spec import GroupOffloadSpec, PlacementSpec, Spec
@@ -73,6 +73,8 @@ class Task:
     def requests(self) -> Mapping[str, Request]:
         """What the file asks for each component, and for each part it names; not for those that are spread."""
         requests = requests_of(self.spec, self.names, self.usable)
+        refused = {part.name: part.refused for part in self.assembly.modules if part.refused}
+        requests = {name: allowed(request, refused.get(name, {})) for name, request in requests.items()}
         if self.spec.offload_folder is not None:
             return requests
         return {name: _in_files(request, self.footprints.get(name)) for name, request in requests.items()}
