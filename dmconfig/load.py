@@ -15,7 +15,7 @@ from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, P
 from dmconfig.garbage import gc_paused
 from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
 from dmconfig.layers import Files, read_files
-from dmconfig.measure import Headers, change_notes, lay_out_split, measure, variant_notes
+from dmconfig.measure import Headers, change_notes, dtype_notes, lay_out_split, measure, variant_notes
 from dmconfig.paths import render_path
 from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
@@ -149,7 +149,12 @@ def plan_for(
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    notes = (*checked.notes, *variant_notes(assembly), *change_notes(assembly))
+    notes = (
+        *checked.notes,
+        *variant_notes(assembly),
+        *dtype_notes(assembly, footprints),
+        *change_notes(assembly),
+    )
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 

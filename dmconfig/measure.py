@@ -153,6 +153,8 @@ def _known_layout(component: Component, size: Footprint, hub: Headers | None) ->
 
 def known_by_config(component: Component, dtype: str) -> Layout | None:
     """Return the packaged layout of a component of transformers: what its config says, here or packaged, tells it."""
+    if casting_of(component.asked) is not None:
+        return None
     config = model_config(component)
     packaged = config_folder(component.source.hub_id) if not config and component.source.hub_id else None
     if packaged is not None:
@@ -323,6 +325,23 @@ def variant_notes(assembly: Assembly) -> Iterator[str]:
         files = component_weights(component) if component.is_module else None
         if files is not None and component.variant and files.variant is None:
             yield f"{component.name} has no {component.variant} weights; its plain ones are used"
+
+
+def dtype_notes(assembly: Assembly, footprints: Mapping[str, Footprint]) -> Iterator[str]:
+    """Yield what loading in another dtype than the stored one costs, and which layers stay in float32 all the same."""
+    casts: dict[tuple[str, str], list[str]] = {}
+    for component in assembly.modules:
+        size = footprints[component.name]
+        is_known = size.measured_from in ("weights", "hub") or component.variant is None  # figures are of plain weights
+        if is_known and size.needs_cast and size.stored_dtype != size.dtype and component.quantization is None:
+            casts.setdefault((size.stored_dtype, size.dtype), []).append(component.name)
+    for (stored, dtype), names in casts.items():
+        verb = "is" if len(names) == 1 else "are"
+        yield f"{', '.join(names)} {verb} stored as {stored} and cast to {dtype}: copied by loading, and in no file"
+    for component in assembly.modules:
+        keep = component.facts.keep_in_fp32_modules if component.library != "diffusers" else ()
+        if footprints[component.name].dtype == "float16" and keep:
+            yield f"{component.name} keeps {', '.join(sorted(keep))} in float32, as its class asks of float16"
 
 
 def change_notes(assembly: Assembly) -> Iterator[str]:
