@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.devices import DISK
 from dmconfig.errors import BuildError, Code, DispatchError
 from dmconfig.layout import nearest_ancestor
-from dmconfig.measure import component_weights
+from dmconfig.loaders import class_of, load_module, load_other
 from dmconfig.offload import OffloadFolder
 from dmconfig.plan import Assignment, Plan
 from dmconfig.progress import Progress
@@ -76,62 +75,15 @@ def gc_paused() -> Iterator[None]:
 
 def _load(resolved: Resolved, component: Component, dtype: str | None) -> Any:
     try:
-        cls = _class_of(component)
+        cls = class_of(component)
         if dtype is not None:
-            return _load_module(cls, component, dtype)
-        if hasattr(cls, "from_config") and component.config:
-            return cls.from_config({**cls.load_config(str(component.folder)), **component.config})
-        return cls.from_pretrained(str(component.folder), local_files_only=True)
+            return load_module(cls, component, dtype)
+        return load_other(cls, component)
     except Exception as error:
         what = f"{component.name!r} ({component.class_name}) could not be loaded: {_sentence(error)}"
-        problem = resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, why=f"from {component.folder}")
+        why = f"from {component.source.path or component.folder}"
+        problem = resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, why=why)
         raise BuildError([problem]) from error
-
-
-def _load_module(cls: Any, component: Component, dtype: str) -> Any:
-    import torch
-
-    files = component_weights(component)
-    module, info = cls.from_pretrained(
-        str(component.folder),
-        **{_dtype_argument(component.library): getattr(torch, dtype)},
-        variant=files.variant if files else None,
-        use_safetensors=True,
-        local_files_only=True,
-        output_loading_info=True,
-    )
-    _refuse_random_weights(info)
-    return module.eval()
-
-
-def _refuse_random_weights(info: Mapping[str, Any]) -> None:
-    """Both libraries fill tensors that a file lacks with random numbers and go on; a picture of noise is the result."""
-    lacking = sorted(info.get("missing_keys", ()))
-    misshapen = sorted(
-        str(entry[0] if isinstance(entry, tuple) else entry) for entry in info.get("mismatched_keys", ())
-    )
-    for names, what in ((lacking, "its weights lack"), (misshapen, "its weights have another shape for")):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"{what} {', '.join(names[:3])}{more}")
-
-
-def _class_of(component: Component) -> Any:
-    """The class of a component: of a library's public names, or of one of diffusers' pipeline packages."""
-    if component.library in ("diffusers", "transformers"):
-        return getattr(importlib.import_module(component.library), component.class_name)
-    package = importlib.import_module(f"diffusers.pipelines.{component.library}")
-    return getattr(package, component.class_name)
-
-
-def _dtype_argument(library: str) -> str:
-    """Both libraries renamed torch_dtype to dtype: transformers before 4.57, diffusers in 0.42."""
-    if library == "diffusers":
-        import diffusers
-
-        major, minor = (int(part) for part in diffusers.__version__.split(".")[:2])
-        return "dtype" if (major, minor) >= (0, 42) else "torch_dtype"
-    return "dtype"
 
 
 def _construct(resolved: Resolved, assembly: Assembly, parts: dict[str, Any]) -> Any:

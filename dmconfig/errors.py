@@ -18,12 +18,16 @@ the problems of one phase. Text and JSON are renderings of the same data and liv
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
 from dmconfig.paths import ROOT, ConfigPath, Location, render_path
+
+_TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}")
+_PASSWORD = re.compile(r"(\w+://)[^/@\s]+@")
 
 
 class Code(StrEnum):
@@ -61,6 +65,11 @@ class Code(StrEnum):
     UNKNOWN_CALL_ARGUMENT = "DM309"
     BAD_COMMAND_LINE = "DM310"
     UNKNOWN_MODULE = "DM311"
+    MOVING_REVISION = "DM312"
+    INCOMPATIBLE_PARTS = "DM313"
+    INCOMPATIBLE_DTYPES = "DM314"
+    CODE_NOT_TRUSTED = "DM315"
+    PICKLE_NOT_TRUSTED = "DM316"
     # DM4xx: sources and weights
     SOURCE_NOT_FOUND = "DM401"
     NOT_A_PIPELINE = "DM402"
@@ -69,6 +78,9 @@ class Code(StrEnum):
     WEIGHTS_CORRUPT = "DM405"
     SIZES_UNKNOWN = "DM406"
     DOWNLOAD_FAILED = "DM407"
+    OUTSIDE_SOURCE = "DM408"
+    DOWNLOAD_DIFFERS = "DM409"
+    CONFIG_NOT_FOUND = "DM410"
     # DM5xx: machine and plan
     NO_SUCH_DEVICE = "DM501"
     BAD_MACHINE = "DM502"
@@ -102,6 +114,11 @@ class Problem:
     fix: str = ""
     location: Location | None = None
     origin: str = ""
+
+    def __post_init__(self) -> None:
+        """Take tokens out of every text: a problem is printed, logged and pasted into reports."""
+        for name in ("what", "why", "fix", "origin"):
+            object.__setattr__(self, name, without_tokens(getattr(self, name)))
 
 
 class DMConfigError(Exception):
@@ -169,6 +186,16 @@ def render_problem(problem: Problem) -> str:
         if text:
             lines.append(f"  {label:<5}{text}")
     return "\n".join(lines)
+
+
+def without_tokens(text: str) -> str:
+    """Return text with every token of the hub, and every password in an address, left out.
+
+    Example:
+        >>> without_tokens("https://me:hf_abcdefghijklmnopqrst@example.org/a/b")
+        'https://<token>@example.org/a/b'
+    """
+    return _TOKEN.sub("<token>", _PASSWORD.sub(r"\1<token>@", text))
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

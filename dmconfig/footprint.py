@@ -35,6 +35,8 @@ _DTYPE_NAMES = {
     "F4": "float4_e2m1fn",
 }
 _FLOAT_BITS = {name: DTYPE_BITS[stored] for stored, name in _DTYPE_NAMES.items()}
+FLOATS = frozenset(_FLOAT_BITS)
+"""The floating dtypes of weights, by torch's names."""
 _FALLBACK_DTYPE = "float32"  # what both libraries build in when nothing says otherwise
 
 MeasuredFrom = Literal["weights", "hub", "catalogue", "configs"]
@@ -46,7 +48,7 @@ class Footprint:
 
     ``nbytes`` counts parameters and buffers at ``dtype``, tied ones once. ``stored_dtype`` is the floating dtype
     that most bytes of the source have; ``needs_cast`` says that loading changes the dtype of some tensor, which then
-    has no file to rest in.
+    has no file to rest in; ``comes_whole``, that it can be brought neither layer by layer nor from a disk.
 
     The rest says what must be on a device at once when not everything is. ``largest_leaf_bytes``: the largest module's
     own tensors, without its children, beside those that the component itself owns. ``largest_block_bytes``: the
@@ -62,6 +64,7 @@ class Footprint:
     outside_blocks_bytes: int
     needs_cast: bool
     measured_from: MeasuredFrom
+    comes_whole: bool = False
 
 
 def measure_tensors(

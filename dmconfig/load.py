@@ -14,12 +14,13 @@ from dmconfig.check import check, check_weights
 from dmconfig.document import read_document
 from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
 from dmconfig.inventory import Inventory, probe_machine
-from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
+from dmconfig.measure import Headers, cast_notes, lay_out_split, measure, variant_notes
 from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
 from dmconfig.plan.task import Task
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import Spec, validate_spec
+from dmconfig.trust import moving_revisions, unpinned
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -49,14 +50,17 @@ def check_file(file: str | Path, overrides: Iterable[Override] = (), *, ask_hub:
     if ask_hub:
         from dmconfig.fetch import fetch_indexes
 
+        if problems := [*moving_revisions(resolved, spec)]:
+            raise SpecError(problems)  # before anything is fetched at one
         fetch_indexes(resolved, spec)
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
 
 
-def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -> Plan:
+def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False, to_load: bool = False) -> Plan:
     """Return the plan of a checked spec on a machine. Reads headers, never weights.
 
-    ``ask_hub`` lets the hub be asked for the headers of weights that are not on this machine.
+    ``ask_hub`` lets the hub be asked for the headers of weights that are not on this machine. ``to_load``: the plan is
+    for loading now, so it remarks on sources that may be others next time.
 
     Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine. BuildError: the hub was to
         be asked, and it failed.
@@ -65,7 +69,7 @@ def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False) -
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    notes = tuple(variant_notes(assembly))
+    notes = (*variant_notes(assembly), *cast_notes(footprints), *(unpinned(spec) if to_load else ()))
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 
@@ -79,7 +83,7 @@ def _hub_headers() -> Headers:
 
     def headers(component: Component) -> Any:
         source = component.source
-        if source.hub_id is None:
+        if source.hub_id is None or component.is_single_file:
             return None
         where = (source.hub_id, source.revision, _folder_in_repository(component), component.library)
         found = of(*where, component.variant)
@@ -161,7 +165,7 @@ def load_from_yaml(
     with progress.phase("plan"):
         checked = fetched(check_file(file, overrides_from_mapping(overrides or {}), ask_hub=True), progress)
         check_weights(checked.resolved, checked.assembly)
-        plan = plan_for(checked, probe_machine())
+        plan = plan_for(checked, probe_machine(), to_load=True)
     return load_plan(checked, plan, progress)
 
 

@@ -94,6 +94,14 @@ def _dtype(value: object) -> str:
     return DTYPES[text]
 
 
+def _reason(value: object) -> object:
+    """A reason in words, not a mere yes."""
+    if not isinstance(value, str) or len(value.split()) < 2:
+        context = {"text": "a reason is expected, in a few words", "fix": "write why, and who made the file"}
+        raise PydanticCustomError("bad_reason", "{text}", context)
+    return value
+
+
 def _form(value: object) -> str:
     """The tag of a union's branch; written so that no key of a file is likely to be the same."""
     return "(mapping)" if isinstance(value, Mapping) else "(word)"
@@ -115,18 +123,47 @@ Word = Annotated[
 ]
 
 
+REVISION = (
+    "Of a hub id: a commit, 40 hexadecimal digits, which `dmconfig pin` writes here. Branches and tags move, so they "
+    "need allow_moving_revision: true. Default: the main branch, which is remarked on."
+)
+ALLOW_PICKLE = (
+    "Load pickles (.bin, .ckpt, .pt) where the source has no safetensors: the reason, in words. They are opened with "
+    "torch's safe loader all the same. Default: refused."
+)
+VariantMissing = Literal["error", "default"]
+Reason = Annotated[str, BeforeValidator(_reason)]
+ComponentConfig = Annotated[
+    Annotated[str, Tag("(word)")] | Annotated[dict[str, Any], Tag("(mapping)")], Discriminator(_form)
+]
+
+
 class PipelineSpec(Model):
     """The pipeline: where it comes from and what holds for all of its components."""
 
     source: str = Field(
         description="Where the pipeline is: a folder in the diffusers layout, written ./folder, ../folder, /folder or "
-        "~/folder and relative to this file; otherwise a hub id such as stabilityai/stable-diffusion-xl-base-1.0."
+        "~/folder and relative to this file; otherwise a hub id such as stabilityai/stable-diffusion-xl-base-1.0. Or "
+        "one file with all weights: ./model.safetensors, or organisation/name/model.safetensors on the hub."
     )
-    revision: str | None = Field(None, description="Commit, tag or branch of a hub id. Write a commit for deployments.")
+    revision: str | None = Field(None, description=REVISION)
+    config: str | None = Field(
+        None,
+        description="For a source that is one file: the folder or hub id of a pipeline with the configs and tokenizers "
+        "of its components. Default: the one that the names of its weights tell, if they tell one.",
+    )
+    config_revision: str | None = Field(None, description="Revision of config, when it is a hub id.")
+    local_files_only: bool = Field(False, description="Never ask the hub for this source: what is here must be whole.")
+    allow_pickle: Reason | None = Field(None, description=ALLOW_PICKLE)
     class_name: str | None = Field(
         None, alias="class", description="Pipeline class of diffusers. Default: the one the source names."
     )
     variant: str | None = Field(None, description="Weights variant, e.g. fp16 for model.fp16.safetensors.")
+    variant_missing: VariantMissing = Field(
+        "default",
+        description="What a component without weights of the variant does: default: load its plain ones, which the "
+        "plan says; error: refuse.",
+    )
     dtype: Dtype = Field(
         "auto", description="Floating-point type of all components. auto keeps each component's stored type."
     )
@@ -137,18 +174,40 @@ class ComponentSpec(Model):
 
     source: str | None = Field(
         None,
-        description="Folder of a model or of a pipeline that has this component, or a hub id; default: the pipeline's.",
+        description="Folder of a model or of a pipeline that has this component, or a hub id, or one file of weights "
+        "(.safetensors, .gguf) in either; default: the pipeline's.",
     )
     subfolder: str | None = Field(
         None, description="Folder inside the source. Default: the component's name where the source is a pipeline."
     )
-    revision: str | None = Field(None, description="Commit, tag or branch, when source is a hub id.")
+    revision: str | None = Field(None, description=REVISION)
+    local_files_only: bool | None = Field(
+        None, description="Never ask the hub for this component's source. Default: as under pipeline."
+    )
+    allow_pickle: Reason | None = Field(None, description=ALLOW_PICKLE)
     class_name: str | None = Field(None, alias="class", description="Class to load. Default: what the source names.")
     variant: str | None = Field(None, description="Weights variant. Default: the pipeline's.")
-    dtype: Dtype | None = Field(None, description="Floating-point type. Default: the pipeline's.")
-    config: dict[str, Any] | None = Field(
-        None, description="Config values set on top of the source's own; for schedulers."
+    variant_missing: VariantMissing | None = Field(
+        None, description="As under pipeline. Default: error where this component names a variant, else the pipeline's."
     )
+    dtype: Dtype | None = Field(None, description="Floating-point type. Default: the pipeline's.")
+    config: ComponentConfig | None = Field(
+        None,
+        description="A mapping: config values set on top of the source's own; for schedulers. Text, for a source that "
+        "is one file: the folder or hub id of the model, or of a pipeline with this component, whose config it has. "
+        "Default for such a source: the pipeline's own config of the component.",
+    )
+    config_revision: str | None = Field(None, description="Revision of config, when it is a hub id.")
+
+    @property
+    def config_values(self) -> dict[str, Any] | None:
+        """The values set on top of the source's own config."""
+        return self.config if isinstance(self.config, dict) else None
+
+    @property
+    def config_source(self) -> str | None:
+        """Where the config of a single file is."""
+        return self.config if isinstance(self.config, str) else None
 
 
 class GroupOffloadSpec(Model):
@@ -211,6 +270,12 @@ class Spec(Model):
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description="Version of this file format.")
     pipeline: PipelineSpec = Field(description="The pipeline and what holds for all of its components.")
+    allow_moving_revision: bool | None = Field(
+        None,
+        description="Whether hub ids may be left at a branch or a tag, which may name other files tomorrow. true: yes; "
+        "false: every hub id needs a commit. Default: a branch or tag is refused where it is written, and a revision "
+        "left out is remarked on.",
+    )
     components: dict[str, ComponentSpec | None] = Field(
         default_factory=dict,
         description="Components that differ from the source's own, by name; null leaves an optional one out.",

@@ -35,7 +35,12 @@ def _size(value: object) -> int:
 
 Size = Annotated[int, BeforeValidator(_size, json_schema_input_type=str | int)]
 
-CODES = {"bad_device": Code.BAD_DEVICE, "bad_size": Code.BAD_SIZE, "bad_dtype": Code.BAD_DTYPE}
+CODES = {
+    "bad_device": Code.BAD_DEVICE,
+    "bad_size": Code.BAD_SIZE,
+    "bad_dtype": Code.BAD_DTYPE,
+    "bad_reason": Code.BAD_VALUE,
+}
 _EXPECTED = {
     "string_type": "text",
     "dict_type": "a mapping",

@@ -57,6 +57,7 @@ class WeightFiles:
     files: tuple[Path, ...]
     index: Path | None
     variant: str | None
+    is_pickle: bool = False
 
 
 class BadFileError(Exception):
@@ -85,10 +86,10 @@ def read_header(file: Path) -> tuple[TensorInfo, ...]:
         raise SourceError([corrupt(file, error)]) from error
 
 
-def find_weights(folder: Path, *, library: str, variant: str | None) -> WeightFiles | None:
+def find_weights(folder: Path, *, library: str, variant: str | None, pickled: bool = False) -> WeightFiles | None:
     """Return the safetensors files that the loaders of library would read in folder; None when there are none.
 
-    Exact: with a variant only files of that variant count, and pickles (``.bin``, ``.pt``) never do. A library that
+    Exact: with a variant only files of that variant count, and pickles only with ``pickled``. A library that
     is neither ``diffusers`` nor ``transformers`` (a pipeline's own module) may follow the names of either; those of
     diffusers go first. When one file and an index both exist, the one that the library prefers is returned.
 
@@ -97,14 +98,19 @@ def find_weights(folder: Path, *, library: str, variant: str | None) -> WeightFi
     Source: diffusers ModelMixin.from_pretrained, utils/hub_utils.py (_add_variant, _get_checkpoint_shard_files);
         transformers modeling_utils.py (_add_variant, _get_resolved_checkpoint_files).
     """
-    for name in weight_names(library, variant):
+    for name in weight_names(library, variant, pickled=pickled):
         file = folder / name
         if not file.is_file():
             continue
         if file.suffix == ".json":
-            return WeightFiles(folder, _shards(file), file, variant)
-        return WeightFiles(folder, (file,), None, variant)
+            return WeightFiles(folder, _shards(file), file, variant, pickled)
+        return WeightFiles(folder, (file,), None, variant, pickled)
     return None
+
+
+def pickles_in(folder: Path) -> tuple[Path, ...]:
+    """Return the weights in folder that are pickles, sorted."""
+    return tuple(sorted(file for end in ("bin", "pt", "pth", "ckpt") for file in folder.glob(f"*.{end}")))
 
 
 def variants_in(folder: Path) -> tuple[str, ...]:
@@ -264,11 +270,15 @@ def _check_coverage(placed: Iterable[tuple[int, int, TensorInfo]]) -> None:
 # Files, shards and indexes
 
 
-def weight_names(library: str, variant: str | None) -> tuple[str, ...]:
+def weight_names(library: str, variant: str | None, *, pickled: bool = False) -> tuple[str, ...]:
     """Return the names under which the loaders of library look for weights or their index, the preferred one first."""
     # diffusers looks for an index first, transformers for the single file
-    diffusers = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
-    transformers = ("model.safetensors", "model.safetensors.index.json")
+    if pickled:
+        diffusers = ("diffusion_pytorch_model.bin.index.json", "diffusion_pytorch_model.bin")
+        transformers = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+    else:
+        diffusers = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
+        transformers = ("model.safetensors", "model.safetensors.index.json")
     by_library = {"diffusers": diffusers, "transformers": transformers}
     return tuple(_with_variant(name, variant) for name in by_library.get(library, diffusers + transformers))
 

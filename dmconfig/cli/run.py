@@ -43,7 +43,7 @@ def run(
             checked = fetched(check_file(file, overrides, ask_hub=True), progress)
             _check_runnable(checked, out)
             check_weights(checked.resolved, checked.assembly)
-            planned = plan_for(checked, probe_machine())
+            planned = plan_for(checked, probe_machine(), to_load=True)
         if format_ is Format.TEXT:
             print_plan(planned, format_)
         pipe = load_plan(checked, planned, progress)

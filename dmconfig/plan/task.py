@@ -71,6 +71,7 @@ class Task:
     def requests(self) -> Mapping[str, Request]:
         """What the file asks for each component, and for each part it names; not for those that are spread."""
         requests = requests_of(self.spec, self.names, self.usable)
+        requests = {name: _as_a_whole(request, self.footprints.get(name)) for name, request in requests.items()}
         if self.spec.offload_folder is not None:
             return requests
         return {name: _in_files(request, self.footprints.get(name)) for name, request in requests.items()}
@@ -224,6 +225,14 @@ class Solution:
         for name, place in self.choice.items():
             if not component or name == component or name.startswith(f"{component}."):
                 yield name, place, self.loads[name].nbytes
+
+
+def _as_a_whole(request: Request, size: Footprint | None) -> Request:
+    """The request without a choice that would take apart what comes whole."""
+    if size is None or not size.comes_whole or request.pinned:
+        return request
+    places = (place for place in request.places if place.residency is not Residency.PER_LEAF and place.storage != DISK)
+    return Request(tuple(places), request.origin)
 
 
 def _in_files(request: Request, size: Footprint | None) -> Request:

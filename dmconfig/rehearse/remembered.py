@@ -18,10 +18,10 @@ from typing import Any
 
 from dmconfig.facts.cache import cache_folder
 from dmconfig.inventory import Inventory
+from dmconfig.measure import config_folder_of
 from dmconfig.rehearse.inputs import Settings
 from dmconfig.rehearse.rehearsal import Script
 from dmconfig.rehearse.settling import Planner, settle
-from dmconfig.rehearse.skeleton import folder_of
 from dmconfig.version import __version__
 
 FORMAT = 1
@@ -46,7 +46,7 @@ def rehearsed_reserve(
 
 
 def _key(script: Script, inventory: Inventory, settings: Settings) -> str:
-    configs = {c.name: _config(folder_of(c)) for c in script.assembly.components}
+    configs = {c.name: _config(config_folder_of(c)) for c in script.assembly.components}
     versions = {package: _version(package) for package in _PACKAGES}
     everything = {
         "format": FORMAT,

@@ -15,6 +15,7 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.configs import config_folder
 from dmconfig.errors import BuildError, Code
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
+from dmconfig.measure import config_folder_of
 from dmconfig.rehearse.standins import stand_in_for
 from dmconfig.resolve import Resolved
 from dmconfig.source import Source
@@ -62,15 +63,6 @@ def settings_of(assembly: Assembly) -> Mapping[str, Any]:
     return {name: value for name, value in index.items() if not isinstance(value, list)} | dict(assembly.config)
 
 
-def folder_of(component: Component) -> Path | None:
-    """Return where a component's config is: on this machine, or packaged; None when it is neither."""
-    if component.folder is not None:
-        return component.folder
-    packaged = _packaged(component.source)
-    folder = packaged / (component.subfolder or component.name) if packaged else None
-    return folder if folder is not None and folder.is_dir() else None
-
-
 def _packaged(source: Source) -> Path | None:
     """The packaged configs of a pipeline on the hub."""
     return config_folder(source.hub_id) if source.hub_id else None
@@ -98,7 +90,7 @@ def as_loaded(module: Any, dtype: str) -> Any:
 
 
 def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
-    folder = folder_of(component)
+    folder = config_folder_of(component)
     if folder is None:
         what = f"{component.name!r} ({component.class_name}) cannot be rehearsed: its config is not on this machine"
         fix = "load the pipeline once, which downloads what it needs, or copy its configs here"
@@ -113,7 +105,7 @@ def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
 
 def _other(resolved: Resolved, component: Component, parts: Mapping[str, Any]) -> tuple[Any, bool]:
     """A scheduler, from its config; a tokenizer or processor, its own where its files are here."""
-    folder = folder_of(component)
+    folder = config_folder_of(component)
     try:
         cls = getattr(importlib.import_module(component.library), component.class_name)
         if folder is not None and hasattr(cls, "from_config"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,9 +36,13 @@ def spec_in(folder: Path, text: str, name: str = "spec.yaml") -> Path:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_validate_example_is_valid(file: Path) -> None:
-    """Every example is valid, and says so on stdout alone."""
+    """Every example is valid, and says so on stdout alone; of a hub id without a commit it says that, too."""
     result = validate(file)
-    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{file}: valid\n", "")
+    first, *notes = result.stdout.splitlines()
+    assert (result.exit_code, first, result.stderr) == (0, f"{file}: valid", "")
+    hub_id = re.search(r"source: (\w[\w-]*/[\w.-]+)", file.read_text())
+    remark = "not pinned, so what it names may change: {} (dmconfig pin writes the commit into the file)"
+    assert notes == ([f"  note: {remark.format(hub_id[1])}"] if hub_id else [])
 
 
 def test_validate_wrong_file_speaks_on_stderr_and_exits_2(tmp_path: Path) -> None:
@@ -70,7 +75,7 @@ def test_validate_json_has_stable_keys_and_one_entry_per_file(tmp_path: Path) ->
     result = validate(DIGITS, wrong, "--format", "json")
     right, refused = json.loads(result.stdout)
     assert (result.exit_code, result.stderr) == (2, "")
-    assert right == {"file": str(DIGITS), "ok": True, "problems": []}
+    assert right == {"file": str(DIGITS), "ok": True, "problems": [], "notes": []}
     assert (refused["file"], refused["ok"], len(refused["problems"])) == (str(wrong), False, 2)
     assert all(problem.keys() == PROBLEM_KEYS for problem in refused["problems"])
     assert refused["problems"][0] == {

@@ -370,7 +370,7 @@ def test_fetched_follows_the_revision(hub: Hub, spec: Callable[..., Path]) -> No
     """A branch is found again under its name, and says nothing of main."""
     repo = hub.add("dm/digits", DIGITS)
     repo.branches = ("v1",)
-    checked = download(spec("  revision: v1\n"))
+    checked = download(spec("  revision: v1\nallow_moving_revision: true\n"))
     assert checked.assembly.source.folder is not None
     assert checked.assembly.source.folder.name == repo.commit
     assert locate_source("dm/digits", folder=spec().parent).folder is None
@@ -420,12 +420,9 @@ def test_fetch_index_downloads_the_index_alone_and_once(hub: Hub) -> None:
 def test_fetch_tells_which_repository_is_downloaded(hub: Hub, spec: Callable[..., Path]) -> None:
     """Progress names the repository, how many files are to come and how large they are."""
 
-    class Noted:
+    class Noted(NoProgress):
         def __init__(self) -> None:
             self.items: list[tuple[str, str]] = []
-
-        def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-            return contextlib.nullcontext()
 
         def track(self, phase: str, items: Sequence[Item], label: Callable[[Item], str]) -> Iterator[Item]:
             for item in items:
@@ -525,7 +522,7 @@ def test_fetched_names_every_repository_that_fails(hub: Hub, spec: Callable[...,
 def test_fetched_at_a_revision_that_does_not_exist(hub: Hub, spec: Callable[..., Path]) -> None:
     """The revision is named, and what one may be."""
     hub.add("dm/digits", DIGITS)
-    file = spec("  revision: v9\n")
+    file = spec("  revision: v9\nallow_moving_revision: true\n")
     assert str(failure(file)) == dedent(f"""\
         error[DM407 download-failed]: {file}:3:11
           at   pipeline.source
