@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dmconfig.assembly import Assembly, Component, assemble, unknown_component
+from dmconfig.compatibility import incompatible_dtypes, incompatible_parts
 from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
 from dmconfig.facts import CallParameter, PipelineFacts
@@ -59,6 +60,8 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         single_files,
         pickles,
         outside_source,
+        incompatible_parts,
+        incompatible_dtypes,
         quantised_components,
         device_map_names,
         split_components,
@@ -368,7 +371,7 @@ def _group_offload_refusal(component: Component, *, by_blocks: bool) -> str:
 
 
 def gguf_places(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
-    """Weights that stay quantised as GGUF has them stay whole, and in memory: hooks on layers lose how they are read."""
+    """Weights that stay quantised as GGUF has them stay whole, and in memory: hooks on layers lose their type."""
     for component in assembly.modules:
         name = component.name
         entry = spec.placements.get(name)
@@ -377,17 +380,17 @@ def gguf_places(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[
             continue
         if spec.splits(name):
             key = next(iter(spec.parts_of(name)), name)
-            what = f"{name!r} is loaded from a GGUF file, and such a model is not placed in parts yet"
+            what, fix = f"{name!r} is from a GGUF file, and is not placed in parts yet", "give it one device"
             yield resolved.problem(
                 Code.NOT_SUPPORTED_YET, ("device_map", key), what, fix="give it one device", key=True
             )
         elif unpinned and (spec.low_memory == "sequential_cpu_offload" or spec.strategy == "balanced_ultra_low_memory"):
-            what = f"{name!r} is loaded from a GGUF file, and such a model is not brought layer by layer"
-            path = ("low_memory",) if spec.low_memory == "sequential_cpu_offload" else ("device_map",)
+            what = f"{name!r} is from a GGUF file, and is not brought layer by layer"
+            path: ConfigPath = ("low_memory",) if spec.low_memory == "sequential_cpu_offload" else ("device_map",)
             fix = f"write {name}: {{execution: cuda:0, offload: model}} under device_map"
             yield resolved.problem(Code.CONTRADICTION, path, what, fix=fix)
         elif isinstance(entry, PlacementSpec) and (entry.offload == "sequential" or entry.storage == DISK):
-            what = f"{name!r} is loaded from a GGUF file, and such a model is brought whole, from memory"
+            what = f"{name!r} is from a GGUF file, and is brought whole, from memory"
             key = "offload" if entry.offload == "sequential" else "storage"
             fix = "write offload: model, and no storage"
             yield resolved.problem(Code.CONTRADICTION, ("device_map", name, key), what, fix=fix)

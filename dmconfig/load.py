@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.check import check, check_weights
+from dmconfig.compatibility import dtype_notes
 from dmconfig.document import read_document
 from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
 from dmconfig.inventory import Inventory, probe_machine
@@ -69,7 +70,8 @@ def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False, t
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    notes = (*variant_notes(assembly), *cast_notes(footprints), *(unpinned(spec) if to_load else ()))
+    remarks = unpinned(spec) if to_load else ()
+    notes = (*variant_notes(assembly), *cast_notes(footprints), *dtype_notes(assembly), *remarks)
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 

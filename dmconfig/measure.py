@@ -27,7 +27,7 @@ from dmconfig.gguf import LOADABLE_TYPES, loaded_sizes_of_gguf, most_common_type
 from dmconfig.layout import Layout, lay_out, layout_of_tensors
 from dmconfig.layouts import packaged_layout
 from dmconfig.resolve import Resolved
-from dmconfig.source import CONFIG_FILES, read_json
+from dmconfig.source import CONFIG_FILES, Source, read_json
 from dmconfig.spec import Spec
 from dmconfig.units import format_bytes
 from dmconfig.weights import TensorInfo, WeightFiles, find_weights, read_tensors
@@ -139,7 +139,16 @@ def component_weights(component: Component) -> WeightFiles | None:
 
 def model_config(component: Component) -> Mapping[str, Any]:
     """Return the config of a component, its own or the packaged one; empty where there is none, or none that is one."""
-    folder = config_folder_of(component)
+    return _config_in(config_folder_of(component))
+
+
+def config_of_home(source: Source, name: str) -> Mapping[str, Any]:
+    """Return the config of a component as a pipeline has it, whatever is used in its place; empty without one."""
+    home = source.folder or (config_folder(source.hub_id) if source.hub_id else None)
+    return _config_in(home / name if home is not None else None)
+
+
+def _config_in(folder: Path | None) -> Mapping[str, Any]:
     names = CONFIG_FILES if folder is not None else ()
     file = next((folder / name for name in names if folder is not None and (folder / name).is_file()), None)
     try:

@@ -12,6 +12,7 @@ from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout
 from dmconfig.plan.calls import DENOISER, role_of, runs_of
 from dmconfig.plan.fastest import Fastest, Question, fastest
+from dmconfig.plan.model import Residency
 from dmconfig.plan.placement import best_choice
 from dmconfig.plan.preferences import Even, FirstEmpty, InOrder, Preference
 from dmconfig.plan.prices import Prices
