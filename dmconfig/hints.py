@@ -22,7 +22,15 @@ _COMPONENTS = (
     "tokenizer", "controlnet", "safety_checker", "image_encoder", "feature_extractor",
 )  # fmt: skip
 
+_NO_CODE = "no code of a repository is run; name a class of the installed diffusers under pipeline.class"
+_LOG_IN = "a token is never written in a file: set HF_TOKEN, or log in with hf auth login"
+_TRUST = {
+    **dict.fromkeys(("custom_pipeline", "custom_revision", "trust_remote_code"), _NO_CODE),
+    **dict.fromkeys(("token", "use_auth_token", "hf_token", "api_key"), _LOG_IN),
+    "use_safetensors": "safetensors are always used; where there are none, allow_pickle takes the reason",
+}
 _AT_TOP = {
+    **_TRUST,
     "torch_dtype": "write it as pipeline.dtype",
     "dtype": "write it as pipeline.dtype",
     **dict.fromkeys(_SOURCE, "write it as pipeline.source"),
@@ -42,6 +50,7 @@ _AT_TOP = {
     "generation": "use 'call'",
 }
 _IN_PIPELINE = {
+    **_TRUST,
     "torch_dtype": "use 'dtype'",
     **{word: f"use '{meant}'" for word, meant in (_SOURCE | _CLASS).items()},
     **dict.fromkeys(_DEVICE, "write it as device_map, at the top level"),

@@ -102,12 +102,26 @@ def _from_single_file(cls: Any, component: Component, file: Path, config: Path, 
 def _single_file(cls: Any, file: Path, config: Path, dtype: str) -> Any:
     import torch
 
-    return cls.from_single_file(
-        str(file),
-        config=str(config),
-        local_files_only=True,
-        **{_dtype_argument("diffusers"): getattr(torch, dtype)},
-    )
+    try:
+        return cls.from_single_file(
+            str(file),
+            config=str(config),
+            local_files_only=True,
+            **{_dtype_argument("diffusers"): getattr(torch, dtype)},
+        )
+    except NotImplementedError as error:  # a tensor is on meta still: accelerate says so, and not which
+        names = ", ".join(_lacking(cls, file, config)[:3]) or "some of the model's tensors"
+        raise ValueError(f"its weights lack {names}") from error
+
+
+def _lacking(cls: Any, file: Path, config: Path) -> list[str]:
+    """The tensors of a model that are not in a file of its own names; none where the file has others."""
+    import torch
+
+    with torch.device("meta"):
+        names = cls.from_config(cls.load_config(str(config))).state_dict().keys()
+    there = {tensor.name for tensor in read_single_file(file)}
+    return sorted(names - there) if len(names & there) > len(names) / 2 else []
 
 
 def _keep_in_fp32(module: Any, patterns: tuple[str, ...], exact: Any, stored: str | None) -> None:

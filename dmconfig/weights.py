@@ -34,6 +34,8 @@ LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
 LFS_POINTER = b"version https://git-lfs"
 _NAMES_SHOWN = 5
+_MAX_DIMENSIONS, _MAX_SIZE = 64, 2**63  # torch's own limits
+_SPARE = 1000  # brackets in names and metadata
 
 
 _VARIANT = re.compile(r"(?:diffusion_pytorch_)?model\.(?!safetensors)([\w-]+?)(?:-\d+-of-\d+)?\.safetensors")
@@ -185,6 +187,7 @@ def check_file_length(described_bytes: int, file_bytes: int) -> None:
 
 def parse_header(text: bytes) -> tuple[TensorInfo, ...]:
     """Return the tensors that the text of a header describes. Raises: BadFileError."""
+    _check_structure(text)
     header = _parse_object(text, "its header")
     _check_metadata(header.pop("__metadata__", None))
     placed = sorted(
@@ -193,6 +196,13 @@ def parse_header(text: bytes) -> tuple[TensorInfo, ...]:
     )
     _check_coverage(placed)
     return tuple(tensor for _, _, tensor in placed)
+
+
+def _check_structure(text: bytes) -> None:
+    """Refuse a header with more lists and objects than its tensors need: each takes memory many times its text's."""
+    tensors = text.count(b'"dtype"')
+    if text.count(b"[") > 2 * tensors + _SPARE or text.count(b"{") > tensors + _SPARE:
+        raise BadFileError("is corrupt: its header has lists or objects that belong to no tensor")
 
 
 def _parse_object(text: bytes, what: str) -> dict[str, Any]:
@@ -239,6 +249,8 @@ def _parse_tensor(name: str, entry: dict[str, Any]) -> TensorInfo:
         raise BadFileError(f"is corrupt: tensor {name!r} has the unknown dtype {dtype!r}")
     if not _are_whole_numbers(shape):
         raise BadFileError(f"is corrupt: tensor {name!r} has the shape {shape!r}, not a list of whole numbers")
+    if len(shape) > _MAX_DIMENSIONS or any(size >= _MAX_SIZE for size in shape):
+        raise BadFileError(f"is corrupt: tensor {name!r} has a shape that no tensor has")
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     begin, end = entry["data_offsets"]
     if bits != (end - begin) * 8:
@@ -324,7 +336,7 @@ def parse_weight_map(text: bytes) -> dict[str, str]:
         raise BadFileError("is corrupt: it has no metadata, which the loaders require")
     for tensor, file in weight_map.items():
         # plain names only: an index must not reach outside its folder
-        if not isinstance(file, str) or not file or Path(file).name != file or "\\" in file:
+        if not isinstance(file, str) or not file or Path(file).name != file or "\\" in file or file == "..":
             raise BadFileError(f"is corrupt: it places tensor {tensor!r} in {file!r}, not a file of its folder")
     return weight_map
 

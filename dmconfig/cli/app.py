@@ -9,6 +9,7 @@ import typer
 
 from dmconfig.cli.doctor import doctor
 from dmconfig.cli.machine import machine
+from dmconfig.cli.pin import pin
 from dmconfig.cli.plan import plan
 from dmconfig.cli.printing import TRACEBACK
 from dmconfig.cli.rehearse import rehearse
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (validate, plan, rehearse, run, doctor, machine, schema):
+for verb in (validate, plan, rehearse, run, pin, doctor, machine, schema):
     app.command()(verb)
 
 

@@ -40,7 +40,7 @@ from dmconfig.fetch.failures import (
 )
 from dmconfig.fetch.files import WEIGHTS_ENDS, WEIGHTS_SUFFIX, folder_of, needed_files
 from dmconfig.fetch.headers import remote_tensors
-from dmconfig.fetch.hub import download, list_files, no_bars
+from dmconfig.fetch.hub import download, is_offline, list_files, no_bars
 from dmconfig.fetch.repository import (
     Listing,
     Repository,
@@ -60,7 +60,7 @@ from dmconfig.source import CONFIG_FILES, INDEX_FILE, find_snapshot, hub_cache, 
 from dmconfig.spec import Spec
 from dmconfig.units import format_bytes
 
-__all__ = ["fetch", "fetch_index", "fetch_indexes", "is_whole", "needed_files", "remote_tensors"]
+__all__ = ["commits_of", "fetch", "fetch_index", "fetch_indexes", "is_whole", "needed_files", "remote_tensors"]
 
 
 def is_whole(assembly: Assembly) -> bool:
@@ -126,6 +126,35 @@ def fetch_indexes(resolved: Resolved, spec: Spec) -> None:
     _, failures = collect(lambda step: step(), steps)
     if failures:
         raise build_error(failures, resolved)
+
+
+def commits_of(
+    resolved: Resolved, references: Sequence[tuple[ConfigPath, str, str | None]]
+) -> dict[tuple[str, str | None], str]:
+    """Return the commit that each hub id and revision names now; where downloads are forbidden, in the local cache.
+
+    Args:
+        resolved: the spec's document, to place problems in it.
+        references: the path in the file, the hub id, and the revision, None for the main branch.
+
+    Raises: BuildError: the hub cannot be asked; one problem per repository.
+    """
+    found: dict[tuple[str, str | None], str] = {}
+
+    def ask(reference: tuple[ConfigPath, str, str | None]) -> None:
+        path, hub_id, revision = reference
+        repository = Repository(hub_id=hub_id, revision=revision, path=path)
+        if (hub_id, revision) in found:
+            return
+        if is_offline() and (snapshot := repository.snapshot) is not None:
+            found[hub_id, revision] = snapshot.name
+        else:
+            found[hub_id, revision] = list_files(repository, revision, ["its commit"]).commit
+
+    _, failures = collect(ask, references)
+    if failures:
+        raise build_error(failures, resolved)
+    return found
 
 
 def _select(repository: Repository) -> Selection:

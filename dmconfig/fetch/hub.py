@@ -75,10 +75,15 @@ def _api() -> Any:
     return HfApi(library_name="dmconfig", library_version=__version__)
 
 
-def _refuse_offline(repository: Repository, lacking: Sequence[str]) -> None:
+def is_offline() -> bool:
+    """Tell whether the environment forbids asking the hub."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or repository.local_only:
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _refuse_offline(repository: Repository, lacking: Sequence[str]) -> None:
+    if is_offline() or repository.local_only:
         raise FailedError(offline(repository, lacking))
 
 
