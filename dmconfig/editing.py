@@ -44,7 +44,8 @@ def set_beside(text: str, values: Mapping[ConfigPath, str], *, after: Mapping[Co
         mapping is not in this text.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
-    edits = [_edit(text, root, path, value, after[path]) for path, value in values.items()]
+    # what an anchor shares is in several places of the data, and in one of the text
+    edits = {_edit(text, root, path, value, after[path]) for path, value in values.items()}
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         text = text[: edit.start] + edit.text + text[edit.end :]
     for path, value in values.items():

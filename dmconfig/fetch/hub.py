@@ -48,8 +48,11 @@ def download(selection: Selection) -> None:
     texts = [file for file in selection.files if not file.endswith(WEIGHTS_ENDS)]
     try:
         folder = _snapshot(repository, selection.revision, texts)
+        check_download(selection, folder)  # before weights: what lacks only a text would pass for whole
         if len(texts) < len(selection.files):
             folder = _snapshot(repository, folder.name, selection.files)
+    except FailedError:
+        raise
     except Exception as error:
         arrived = find_snapshot(repository.hub_id, selection.commit)
         if arrived is not None:

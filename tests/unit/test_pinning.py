@@ -11,7 +11,6 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from dmconfig.cli import app
-from dmconfig.document import parse_document
 from dmconfig.editing import replace_file, set_beside
 from dmconfig.errors import DocumentError
 from dmconfig.pinning import pin
@@ -129,13 +128,12 @@ def test_pin_offline_takes_what_was_downloaded_last(
     assert hub.requests == []
 
 
-def test_pin_of_a_shared_mapping_is_refused(hub: Hub, spec: Callable[[str], Path]) -> None:
-    """An anchor that two components share would pin both: told, and the file is as it was."""
+def test_pin_of_a_shared_mapping_writes_it_once(hub: Hub, spec: Callable[[str], Path]) -> None:
+    """An anchor that two components share is one place of the text, and pins both."""
     text = "version: 1\npipeline: {source: ./x}\ncomponents: {vae: &v {source: a/one}, unet: *v}\n"
     file = spec(text)
-    pinned = pin(file)  # one repository, one commit: both mean the same
-    assert parse_document(pinned.text, name="x", folder=Path()).data["components"]["unet"]["revision"]
-    assert file.read_text() == text
+    commit = hub.repos["a/one"].commit
+    assert pin(file).text == text.replace("a/one}", f"a/one, revision: {commit}}}")
 
 
 def test_set_beside_quotes_what_would_be_a_number() -> None:
