@@ -17,6 +17,10 @@ SD_PARTS = {"first_stage_model.encoder.conv_in.weight": (128, 3, 3, 3), "cond_st
 FLUX = {"double_blocks.0.img_attn.norm.key_norm.scale": (128,), "img_in.weight": (3072, 64)}
 GUIDED = {"guidance_in.in_layer.bias": (3072,)}
 WAN = {"head.modulation": (1, 2, 8)}
+AURA = {
+    "double_layers.0.attn.w2q.weight": (8, 8), "double_layers.0.attn.w1q.weight": (8, 8),
+    "cond_seq_linear.weight": (8, 8), "t_embedder.mlp.0.weight": (8, 8),
+}  # fmt: skip
 V1 = {f"{P}output_blocks.11.0.skip_connection.weight": (320, 640, 1, 1)}
 V2 = {f"{P}input_blocks.2.1.transformer_blocks.0.attn2.to_k.weight": (320, 1024)}
 XL = {"conditioner.embedders.1.model.transformer.resblocks.9.mlp.c_proj.bias": (1280,)}
@@ -30,7 +34,10 @@ FILES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "sdxl inpainting": {**XL, f"{P}input_blocks.0.0.weight": (320, 9, 3, 3)},
     "sdxl refiner": {"conditioner.embedders.0.model.transformer.resblocks.9.mlp.c_proj.bias": (1280,)},
     "playground": {**XL, "edm_mean": (4,)},
-    "sd3": {f"{P}joint_blocks.0.context_block.adaLN_modulation.1.bias": (9216,), f"{P}pos_embed": (1, 36864, 1536)},
+    "sd3": {
+        f"{P}joint_blocks.0.context_block.adaLN_modulation.1.bias": (9216,),
+        f"{P}pos_embed": (1, 36864, 1536),
+    },
     "sd3.5 large": {f"{P}joint_blocks.37.x_block.mlp.fc1.weight": (9728, 2432)},
     "flux dev": {**FLUX, **GUIDED},
     "flux schnell": FLUX,
@@ -40,7 +47,7 @@ FILES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "flux 2": {"single_stream_modulation.lin.weight": (8, 8), **FLUX},
     "chroma": {"distilled_guidance_layer.in_proj.bias": (8,), **FLUX},
     "hunyuan video": {"txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1.bias": (8,)},
-    "auraflow": dict.fromkeys(("double_layers.0.attn.w2q.weight", "double_layers.0.attn.w1q.weight", "cond_seq_linear.weight", "t_embedder.mlp.0.weight"), (8, 8)),
+    "auraflow": AURA,
     "pix2pix": {f"{P}input_blocks.0.0.weight": (320, 8, 3, 3)},
     "z-image": {"layers.0.adaLN_modulation.0.weight": (8, 8)},
     "lumina 2": {"cap_embedder.0.weight": (8,)},
