@@ -19,7 +19,8 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST = DMCONFIG_CACHE="$$(pwd)/build/cache" $(ONE_THREAD) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 MATRIX = build/matrix
 # What `make test-matrix` runs: the part that reaches into torch. Where CUDA is real, virtual devices need it hidden.
-MATRIX_TESTS = tests/unit/virtual tests/integration/test_placements.py
+MATRIX_TESTS = tests/unit/virtual tests/integration/test_placements.py tests/integration/test_split.py \
+  tests/integration/test_life.py tests/integration/test_models.py
 HIDDEN = CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES=-1 ONEAPI_DEVICE_SELECTOR='*:cpu'
 
 help: ## this list
@@ -38,7 +39,7 @@ quick: $(TESTED) ## the tests that take a moment
 	$(PYTEST) -m 'not slow' $(ARGS)
 
 placements: $(TESTED) ## place every kind of pipeline in every way, and write the table in docs/placements.md anew
-	$(PYTEST) -m slow -p tests.placement_table tests/integration/test_matrix.py $(ARGS)
+	$(PYTEST) -p tests.placement_table tests/integration/test_matrix.py $(ARGS)
 
 test-matrix: $(TESTED) ## virtual devices on the oldest, the pinned and the newest torch (10 GB under build/)
 	@[ -x $(MATRIX)/oldest/bin/pip ] || $(BIN)/python -m venv $(MATRIX)/oldest
@@ -64,6 +65,7 @@ lint: $(LINTED) ## ruff and mypy; changes nothing
 
 bench: $(TESTED) ## time the commands, plans, the loading of a 2 GB pipeline and the disk tier, see benchmarks/
 	@failed=0; \
+	$(BIN)/python benchmarks/startup.py || failed=1; \
 	$(BIN)/python benchmarks/commands.py || failed=1; \
 	$(BIN)/python benchmarks/plan_speed.py || failed=1; \
 	$(BIN)/python benchmarks/placement_quality.py || failed=1; \
@@ -81,6 +83,9 @@ schema: $(TESTED) ## write the JSON Schemas of specs, machine files and plans an
 	@mv build/machine.json schemas/machine-1.schema.json
 	@mv build/plan.json schemas/plan-1.schema.json
 	@echo "wrote schemas/dmconfig-1.schema.json, schemas/machine-1.schema.json and schemas/plan-1.schema.json"
+
+reference: $(TESTED) ## write the pages of keys and of error codes anew, from the models
+	$(BIN)/python tools/reference.py
 
 layouts: $(TESTED) ## write the packaged layouts anew, from the packaged configs
 	$(BIN)/python tools/layouts.py
@@ -109,4 +114,4 @@ $(LINTED): pyproject.toml constraints.txt
 	@$(PIP) -e '.[test,lint]'
 	@touch $(TESTED) $(LINTED)
 
-.PHONY: help demo test quick placements test-matrix lint bench schema layouts clean
+.PHONY: help demo test quick placements test-matrix lint bench schema reference layouts clean

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from dmconfig.dispatch import swap as swap
     from dmconfig.dispatch import unload as unload
     from dmconfig.errors import DMConfigError as DMConfigError
+    from dmconfig.export import to_spec as to_spec
     from dmconfig.load import load_from_yaml as load_from_yaml
+    from dmconfig.load import load_pipelines as load_pipelines
     from dmconfig.load import loaded as loaded
     from dmconfig.load import plan_from_yaml as plan_from_yaml
 
@@ -25,10 +27,12 @@ _HOMES = {
     "derive": "dmconfig.dispatch",
     "execution_device_of": "dmconfig.dispatch",
     "load_from_yaml": "dmconfig.load",
+    "load_pipelines": "dmconfig.load",
     "loaded": "dmconfig.load",
     "plan_from_yaml": "dmconfig.load",
     "report": "dmconfig.condition",
     "swap": "dmconfig.dispatch",
+    "to_spec": "dmconfig.export",
     "unload": "dmconfig.dispatch",
 }
 __all__ = [
@@ -37,10 +41,12 @@ __all__ = [
     "derive",
     "execution_device_of",
     "load_from_yaml",
+    "load_pipelines",
     "loaded",
     "plan_from_yaml",
     "report",
     "swap",
+    "to_spec",
     "unload",
 ]
 

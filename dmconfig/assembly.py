@@ -6,8 +6,8 @@ of classes; it reads no weights, asks no machine, and imports neither torch nor 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ from dmconfig.spec import ComponentSpec, Spec
 
 LIBRARIES = ("diffusers", "transformers")
 
+PIPELINE = "pipeline"
+"""What the pipeline of the file is called beside those of ``pipelines``."""
 DENOISER_NAMES = ("transformer", "unet", "prior", "decoder", "dit")
 """What diffusers calls the model that runs once per step, most usual first."""
 
@@ -94,8 +96,19 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """One more pipeline on the components of an assembly."""
+
+    name: str
+    facts: PipelineFacts = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """A pipeline class and its components, in the order of its signature; ``absent`` are optional ones left out."""
+    """A pipeline class and its components, in the order of its signature; ``absent`` are optional ones left out.
+
+    ``sharing`` are the other pipelines made of them; components that only those have come last.
+    """
 
     class_name: str
     source: Source
@@ -103,6 +116,17 @@ class Assembly:
     components: tuple[Component, ...]
     absent: tuple[str, ...]
     config: Mapping[str, Any]
+    sharing: tuple[Sharing, ...] = ()
+
+    def facts_of(self, pipeline: str) -> PipelineFacts:
+        """Return the facts of one of its pipelines: ``PIPELINE`` or the name of another."""
+        return next((each.facts for each in self.sharing if each.name == pipeline), self.facts)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of components that its pipelines can have."""
+        classes = (self.facts, *(each.facts for each in self.sharing))
+        return tuple(dict.fromkeys(slot.name for facts in classes for slot in facts.slots))
 
     @property
     def modules(self) -> tuple[Component, ...]:
@@ -134,30 +158,44 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
     """
     source, file, index = _pipeline_source(resolved, spec)
     facts = _pipeline_class(resolved, spec, index)
-    assembler = _Assembler(resolved, spec, source, file, index, facts)
-    problems = [*_unknown_components(resolved, spec, facts)]
-    components: list[Component] = []
-    absent: list[str] = []
-    for slot in facts.slots:
-        try:
-            component = assembler.component(slot)
-        except DMConfigError as error:
-            problems.extend(error.problems)
-            continue
-        if component is None:
-            absent.append(slot.name)
-        else:
-            problems.extend(assembler.unfit(slot, component))
-            components.append(component)
+    sharing, problems = _sharing(resolved, spec)
+    class_path: ConfigPath = ("pipeline", "class" if spec.pipeline.class_name else "source")
+    classes: dict[ConfigPath, PipelineFacts] = {
+        class_path: facts,
+        **{("pipelines", each.name, "class"): each.facts for each in sharing},
+    }
+    problems += _unknown_components(resolved, spec, *classes.values())
+    assemblers = [_Assembler(resolved, spec, source, file, index, each, path) for path, each in classes.items()]
+    found, unfit = _components(assemblers)
     assembly = Assembly(
         class_name=facts.class_name,
         source=source,
         facts=facts,
-        components=tuple(components),
-        absent=tuple(absent),
+        components=tuple(component for component in found.values() if component is not None),
+        absent=tuple(name for name, component in found.items() if component is None),
         config={name: value for name, value in index.config.items() if name in facts.config_parameters},
+        sharing=sharing,
     )
-    return assembly, tuple(problems)
+    return assembly, (*problems, *unfit)
+
+
+def _components(assemblers: Iterable[_Assembler]) -> tuple[dict[str, Component | None], list[Problem]]:
+    """Return the components of all classes, each once, None where it is left out; and what is wrong with them."""
+    found: dict[str, Component | None] = {}
+    problems: list[Problem] = []
+    tried: set[str] = set()
+    for assembler in assemblers:
+        for slot in assembler.facts.slots:
+            try:
+                if slot.name not in tried:
+                    tried.add(slot.name)
+                    found[slot.name] = component = assembler.component(slot)
+                    problems += assembler.unfit(slot, component) if component else ()
+                elif slot.name in found:
+                    problems += assembler.unshared(slot, found[slot.name])
+            except DMConfigError as error:
+                problems += error.problems
+    return found, problems
 
 
 def unknown_component(resolved: Resolved, path: ConfigPath, facts: PipelineFacts, *more: str) -> Problem:
@@ -186,7 +224,7 @@ def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, Source | N
     except SpecError:
         raise
     except DMConfigError as error:
-        raise _placed(error, resolved, path) from None
+        raise SpecError(resolved.located(error.problems, path)) from None
 
 
 def _home_of(file: Source, resolved: Resolved, spec: Spec) -> Source:
@@ -218,7 +256,7 @@ def locate_config(resolved: Resolved, path: ConfigPath, text: str, revision: str
     try:
         source = locate_source(text, folder=resolved.folder_of(path), revision=revision, local_only=local_only)
     except DMConfigError as error:
-        raise _placed(error, resolved, path) from None
+        raise SpecError(resolved.located(error.problems, path)) from None
     if source.file is not None:
         what, fix = f"{text} is a file of weights, and a folder with configs is expected", "name its folder"
         raise SpecError([resolved.problem(Code.CONFIG_NOT_FOUND, path, what, fix=fix)])
@@ -237,19 +275,38 @@ def _pipeline_class(resolved: Resolved, spec: Spec, index: PipelineIndex) -> Pip
     if facts is not None:
         return facts
     path: ConfigPath = ("pipeline", "class") if asked else ("pipeline", "source")
+    why = "" if asked else f"{INDEX_FILE} of the source names it"
+    raise SpecError([_unknown_pipeline(resolved, path, name, why)])
+
+
+def _unknown_pipeline(resolved: Resolved, path: ConfigPath, name: str, why: str = "") -> Problem:
     meant = nearest(name, known_pipelines(), cutoff=0.7)
     what = f"the installed diffusers has no pipeline class {name!r}"
-    why = "" if asked else f"{INDEX_FILE} of the source names it"
-    otherwise = "name a pipeline's class, or remove the line" if asked else "upgrade diffusers, or name another class"
+    otherwise = "upgrade diffusers, or name another class" if why else "name a pipeline's class, or remove the line"
     fix = f"did you mean {meant!r}?" if meant else otherwise
-    raise SpecError([resolved.problem(Code.UNKNOWN_CLASS, path, what, why=why, fix=fix)])
+    return resolved.problem(Code.UNKNOWN_CLASS, path, what, why=why, fix=fix)
 
 
-def _unknown_components(resolved: Resolved, spec: Spec, facts: PipelineFacts) -> Iterator[Problem]:
-    known = {slot.name for slot in facts.slots}
+def _sharing(resolved: Resolved, spec: Spec) -> tuple[tuple[Sharing, ...], list[Problem]]:
+    """Return the other pipelines of the file, and a problem for each whose class is not known."""
+    sharing, problems = [], []
+    for name, each in spec.pipelines.items():
+        facts = pipeline_facts(each.class_name)
+        if name == PIPELINE:
+            what, fix = f"{name} is what the pipeline above is called", "give this one another name"
+            problems.append(resolved.problem(Code.CONTRADICTION, ("pipelines", name), what, fix=fix, key=True))
+        elif facts is None:
+            problems.append(_unknown_pipeline(resolved, ("pipelines", name, "class"), each.class_name))
+        else:
+            sharing.append(Sharing(name=name, facts=facts))
+    return tuple(sharing), problems
+
+
+def _unknown_components(resolved: Resolved, spec: Spec, *classes: PipelineFacts) -> Iterator[Problem]:
+    known = {slot.name for facts in classes for slot in facts.slots}
     for name in spec.components:
         if name not in known:
-            yield unknown_component(resolved, ("components", name), facts)
+            yield unknown_component(resolved, ("components", name), classes[0], *known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +339,7 @@ class _Assembler:
     file: Source | None
     index: PipelineIndex
     facts: PipelineFacts
+    class_path: ConfigPath
 
     def component(self, slot: ComponentSlot) -> Component | None:
         """Return the component for slot, or None where an optional one is left out.
@@ -341,15 +399,19 @@ class _Assembler:
         path = self.file.path if self.file is not None and not self.file.is_pickle else None
         return path is None or bool(part_of(name, facts, read_single_file(path)))
 
+    def unshared(self, slot: ComponentSlot, component: Component | None) -> Iterator[Problem]:
+        """Yield why this class cannot have a component that another one has, or does without."""
+        if component is not None:
+            yield from self._mismatch(slot, component)
+        elif not slot.optional:
+            yield self._missing(slot.name, left_out=slot.name in self.spec.components)
+
     def unfit(self, slot: ComponentSlot, component: Component) -> Iterator[Problem]:
         """Yield what the file asks of a component that its class cannot be or do."""
-        name, facts = component.name, component.facts
-        if not fits(slot, facts):
-            what = f"{component.class_name} cannot be the {name!r} of {self.facts.class_name}"
-            types = "any scheduler" if "scheduler" in name else ", ".join(slot.types)
-            fix = f"give components.{name} another class or source"
-            yield self._problem(Code.CLASS_MISMATCH, name, what, "class", "source", why=f"it takes: {types}", fix=fix)
-        elif self._holds_another_class(component):
+        name = component.name
+        mismatches = [*self._mismatch(slot, component)]
+        yield from mismatches
+        if not mismatches and self._holds_another_class(component):
             held = model_class_in(component.folder) if component.folder else ""
             what = f"the source of {name!r} holds {held}, and {component.class_name} is asked for"
             fix = f"give components.{name} the source of one, or remove class"
@@ -359,6 +421,15 @@ class _Assembler:
             if not component.is_module and key in self._written(name):
                 what = f"{name!r} has no weights, so {key} means nothing for it"
                 yield self._problem(Code.NOT_A_MODULE, name, what, key, fix="remove the line", key=True)
+
+    def _mismatch(self, slot: ComponentSlot, component: Component) -> Iterator[Problem]:
+        """Yield a problem when a component's class is none that the pipeline's class takes there."""
+        name = component.name
+        if not fits(slot, component.facts):
+            what = f"{component.class_name} cannot be the {name!r} of {self.facts.class_name}"
+            types = "any scheduler" if "scheduler" in name else ", ".join(slot.types)
+            fix = f"give components.{name} another class or source"
+            yield self._problem(Code.CLASS_MISMATCH, name, what, "class", "source", why=f"it takes: {types}", fix=fix)
 
     def _config_names(self, component: Component) -> Iterator[Problem]:
         """Only a scheduler takes config values, and only those its class knows; upstream drops others in silence."""
@@ -436,7 +507,7 @@ class _Assembler:
             folder, local_only = self.resolved.folder_of(path), self._local_only(asked)
             return locate_source(text, folder=folder, revision=asked.revision, local_only=local_only)
         except DMConfigError as error:
-            raise _placed(error, self.resolved, path) from None
+            raise SpecError(self.resolved.located(error.problems, path)) from None
 
     def _entry(self, name: str, asked: ComponentSpec, listed: Entry | None, origin: _Origin) -> Entry:
         """Return library and class: as asked, else as the component's own config says, else as the pipeline says."""
@@ -470,10 +541,9 @@ class _Assembler:
         if left_out:
             what, fix = f"{name!r} is null, and the pipeline cannot do without it", "remove the line"
             return self._problem(Code.MISSING_COMPONENT, name, what, fix=fix)
-        path: ConfigPath = ("pipeline", "class") if self.spec.pipeline.class_name else ("pipeline", "source")
         what = f"the source has no {name!r}, which {self.facts.class_name} requires"
         fix = f"add components.{name} with a source"
-        return self.resolved.problem(Code.MISSING_COMPONENT, path, what, fix=fix)
+        return self.resolved.problem(Code.MISSING_COMPONENT, self.class_path, what, fix=fix)
 
     def _not_in_file(self, name: str) -> Problem:
         file = self.file.text if self.file is not None else ""
@@ -504,9 +574,3 @@ class _Assembler:
         what = f"neither diffusers nor transformers, as installed, has a class {entry.class_name!r} for {slot.name!r}"
         fix = f"did you mean {meant!r}?" if meant else f"upgrade the library, or give {slot.name!r} another class"
         return self._problem(Code.UNKNOWN_CLASS, slot.name, what, "class", fix=fix)
-
-
-def _placed(error: DMConfigError, resolved: Resolved, path: ConfigPath) -> SpecError:
-    """Return error's problems as found at path of the file."""
-    location, origin = resolved.place(path)
-    return SpecError([replace(p, path=path, location=location, origin=origin) for p in error.problems])

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dmconfig.assembly import Assembly, Component
-from dmconfig.devices import DISK
+from dmconfig.assembly import Assembly, Component, Sharing
 from dmconfig.errors import BuildError, Code, DispatchError
-from dmconfig.layout import nearest_ancestor
 from dmconfig.loaders import class_of, load_module, load_other
-from dmconfig.offload import OffloadFolder
+from dmconfig.offload import OffloadFolder, resting_on_disk
+from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Plan
 from dmconfig.progress import Progress
 from dmconfig.resolve import Resolved
 
 
-def build_pipeline(
+def build_pipelines(
     resolved: Resolved, assembly: Assembly, plan: Plan, progress: Progress, files: OffloadFolder | None = None
-) -> Any:
-    """Return the pipeline of assembly with every component loaded on the cpu, in the dtypes of the plan.
+) -> list[Any]:
+    """Return the pipelines of assembly, its own first, with every component loaded once, in the dtypes of the plan.
 
     What the plan lets rest on disk is mapped: from its own files, or, where it was cast, from ``files``, to which it
     is written as soon as it is loaded, so that no two such components are in memory at once.
@@ -42,23 +41,14 @@ def build_pipeline(
             parts[component.name] = part = _load(resolved, component, assignment.dtype if assignment else None)
             if files is not None and assignment is not None and assignment.is_written:
                 _write(resolved, files, part, assignment)
-        return _construct(resolved, assembly, parts)
+        return [_construct(resolved, assembly, parts), *(_share(resolved, each, parts) for each in assembly.sharing)]
 
 
 def _write(resolved: Resolved, files: OffloadFolder, module: Any, assignment: Assignment) -> None:
     try:
-        files.take(assignment.component, _resting_on_disk(module, assignment))
+        files.take(assignment.component, resting_on_disk(module, assignment))
     except DispatchError as error:
-        located = (resolved.problem(each.code, each.path, each.what, fix=each.fix) for each in error.problems)
-        raise DispatchError(located) from error
-
-
-def _resting_on_disk(module: Any, assignment: Assignment) -> Iterator[tuple[str, Any]]:
-    """The parameters of a component that rest on disk, each once: all of them, or those of the parts that do."""
-    on_disk = {part.path: part.storage_device == DISK for part in assignment.parts} or {"": True}
-    for name, parameter in module.named_parameters():
-        if on_disk[nearest_ancestor(name.rpartition(".")[0], on_disk)]:
-            yield name, parameter
+        raise DispatchError(resolved.located(error.problems)) from error
 
 
 @contextlib.contextmanager
@@ -86,17 +76,27 @@ def _load(resolved: Resolved, component: Component, dtype: str | None) -> Any:
         raise BuildError([problem]) from error
 
 
-def _construct(resolved: Resolved, assembly: Assembly, parts: dict[str, Any]) -> Any:
-    import diffusers
-
-    cls = getattr(diffusers, assembly.class_name)
-    try:
-        pipe = cls(**assembly.config, **parts)
-    except Exception as error:
-        what = f"{assembly.class_name} refuses its components: {_sentence(error)}"
-        raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, ("pipeline",), what)]) from error
+def _construct(resolved: Resolved, assembly: Assembly, parts: Mapping[str, Any]) -> Any:
+    own = {slot.name: parts[slot.name] for slot in assembly.facts.slots}
+    pipe = _pipeline(resolved, ("pipeline",), assembly.class_name, {**assembly.config, **own})
     pipe.register_to_config(_name_or_path=str(assembly.source.folder))
     return pipe
+
+
+def _share(resolved: Resolved, sharing: Sharing, parts: Mapping[str, Any]) -> Any:
+    """One more pipeline on the same components."""
+    own = {slot.name: parts[slot.name] for slot in sharing.facts.slots}
+    return _pipeline(resolved, ("pipelines", sharing.name), sharing.facts.class_name, own)
+
+
+def _pipeline(resolved: Resolved, path: ConfigPath, class_name: str, arguments: Mapping[str, Any]) -> Any:
+    import diffusers
+
+    try:
+        return getattr(diffusers, class_name)(**arguments)
+    except Exception as error:
+        what = f"{class_name} refuses its components: {_sentence(error)}"
+        raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, path, what)]) from error
 
 
 @contextlib.contextmanager

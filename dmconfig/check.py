@@ -7,6 +7,7 @@ planner and the loader do not refuse for a reason of this kind.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from dmconfig.assembly import Assembly, Component, assemble, unknown_component
 from dmconfig.compatibility import incompatible_dtypes, incompatible_parts
@@ -14,6 +15,7 @@ from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
 from dmconfig.facts import CallParameter, PipelineFacts
 from dmconfig.hints import call_hint
+from dmconfig.inputs import BY_PATH, SEED, Argument, arguments_at, unreadable_inputs
 from dmconfig.measure import component_weights, model_config
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
@@ -30,8 +32,8 @@ from dmconfig.trust import (
 )
 from dmconfig.weights import find_weights, pickles_in, read_tensors, variants_in
 
-SEED = "seed"
-"""The one key under ``call`` that is ours: it becomes the generator."""
+COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
+"""Parameters of pipelines' calls for how many pictures, or films, are made of a prompt."""
 
 OWNED_ARGUMENTS = frozenset({"generator"})
 """Parameters of a pipeline's call that a file cannot hold."""
@@ -180,7 +182,6 @@ def device_map_names(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iter
     """Every key of the map is a component that is loaded and has weights, and names one device."""
     if not isinstance(spec.device_map, dict):
         return
-    slots = {slot.name for slot in assembly.facts.slots}
     for name, entry in spec.device_map.items():
         path = ("device_map", name)
         if name == DEFAULT:
@@ -190,8 +191,8 @@ def device_map_names(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iter
         elif name == "":
             what, fix = "an empty name stands for no component", f"write device_map: {entry} for all of them"
             yield resolved.problem(Code.UNKNOWN_COMPONENT, path, what, fix=fix, key=True)
-        elif name.partition(".")[0] not in slots:
-            yield unknown_component(resolved, path, assembly.facts, DEFAULT)
+        elif name.partition(".")[0] not in assembly.slots:
+            yield unknown_component(resolved, path, assembly.facts, DEFAULT, *assembly.slots)
         else:
             yield from _unfit_place(resolved, path, entry, assembly)
 
@@ -428,19 +429,33 @@ def reserves(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Pro
 
 def call_arguments(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
     """Every name under ``call`` is a parameter of the pipeline's call that a file can hold."""
-    yield from unknown_arguments(resolved, ("call",), spec.call, assembly)
+    yield from unfit_call(resolved, ("call",), spec.call, assembly.facts)
+    for each in assembly.sharing:
+        yield from unfit_call(resolved, ("pipelines", each.name, "call"), spec.pipelines[each.name].call, each.facts)
+
+
+def unfit_call(
+    resolved: Resolved, path: ConfigPath, call: Mapping[str, Any], facts: PipelineFacts
+) -> Iterator[Problem]:
+    """Yield what is wrong with a pipeline's arguments: unknown, of another kind, or a picture that cannot be read."""
+    yield from unknown_arguments(resolved, path, call, facts)
+    known = {parameter.name for parameter in facts.call}
+    taken = {name: argument for name, argument in arguments_at(path, call).items() if name in known}
+    yield from unreadable_inputs(resolved, taken)
+    yield from _one_seed_too_many(resolved, path, call, facts)
 
 
 def unknown_arguments(
-    resolved: Resolved, path: ConfigPath, arguments: Mapping[str, object], assembly: Assembly
+    resolved: Resolved, path: ConfigPath, arguments: Mapping[str, object], facts: PipelineFacts
 ) -> Iterator[Problem]:
     """Yield a problem per argument that the pipeline's call does not take, or whose value is of another kind."""
-    facts = assembly.facts
     parameters = {parameter.name: parameter for parameter in facts.call}
     for name, value in arguments.items():
         at = (*path, name)
         if name == SEED:
             yield from _bad_seed(resolved, at, value, facts)
+        elif name in parameters and name in BY_PATH:
+            continue  # what may stand there are paths, see unreadable_inputs
         elif name in parameters and name not in OWNED_ARGUMENTS:
             yield from _bad_argument(resolved, at, value, parameters[name])
         else:  # also where the call takes **kwargs: pipelines drop what they do not know in silence
@@ -454,9 +469,8 @@ def unknown_arguments(
             yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, at, what, fix=fix, key=True)
 
 
-def uncallable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
-    """Yield why the pipeline cannot be called with the file's arguments alone, or would not return pictures."""
-    facts, call = assembly.facts, spec.call
+def uncallable(resolved: Resolved, call: Mapping[str, Argument], facts: PipelineFacts) -> Iterator[Problem]:
+    """Yield why a pipeline cannot be called with the file's arguments alone, or would not return pictures."""
     missing = [parameter.name for parameter in facts.call if parameter.required and parameter.name not in call]
     wants_prompt = any(parameter.name == "prompt" for parameter in facts.call[:1])
     if wants_prompt and "prompt" not in missing and not any(name.startswith("prompt") for name in call):
@@ -466,18 +480,36 @@ def uncallable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[P
         fix = f"add --{'prompt' if missing[0] == 'prompt' else f'call {missing[0]}='}..., or {missing[0]} under call"
         yield resolved.problem(Code.MISSING_KEY, ("call",), what, fix=fix)
     for name, value in (("output_type", "latent"), ("return_dict", False)):
-        if name in call and call[name] == value:
+        if name in call and call[name].value == value:
             what = f"with this {name} the pipeline returns no pictures that could be written"
-            yield resolved.problem(Code.BAD_VALUE, ("call", name), what, fix="remove it")
+            yield resolved.problem(Code.BAD_VALUE, call[name].path, what, fix="remove it")
 
 
 def _bad_seed(resolved: Resolved, path: ConfigPath, value: object, facts: PipelineFacts) -> Iterator[Problem]:
-    if type(value) is not int or not 0 <= value < 2**64:
-        what = f"a seed is a whole number from 0 to 2^64 - 1, not {value!r}"
-        yield resolved.problem(Code.WRONG_TYPE, path, what)
-    elif all(parameter.name != "generator" for parameter in facts.call):
+    seeds = value if isinstance(value, list) and value else [value]
+    wrong = [(index, seed) for index, seed in enumerate(seeds) if type(seed) is not int or not 0 <= seed < 2**64]
+    for index, seed in wrong:
+        what = f"a seed is a whole number from 0 to 2^64 - 1, not {seed!r}"
+        at = (*path, index) if seeds is value else path
+        yield resolved.problem(Code.WRONG_TYPE, at, what)
+    if not wrong and all(parameter.name != "generator" for parameter in facts.call):
         what = f"{facts.class_name} takes no generator, so a seed means nothing"
         yield resolved.problem(Code.UNKNOWN_CALL_ARGUMENT, path, what, fix="remove it", key=True)
+
+
+def _one_seed_too_many(
+    resolved: Resolved, path: ConfigPath, call: Mapping[str, Any], facts: PipelineFacts
+) -> Iterator[Problem]:
+    """A list of seeds has one for each picture, which pipelines only tell once they draw the first latents."""
+    seeds, prompt = call.get(SEED), call.get("prompt")
+    count = next((call[name] for name in COUNTS if name in call), 1)
+    if not isinstance(seeds, list) or prompt is None or type(count) is not int:
+        return
+    pictures = count * (len(prompt) if isinstance(prompt, list) else 1)
+    if len(seeds) != pictures:
+        what = f"there are {len(seeds)} seeds, and the call of {facts.class_name} makes {pictures} pictures"
+        fix = "write one seed for each picture, or one for all"
+        yield resolved.problem(Code.CONTRADICTION, (*path, SEED), what, fix=fix, key=True)
 
 
 def _bad_argument(resolved: Resolved, path: ConfigPath, value: object, parameter: CallParameter) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dmconfig.dispatch import placement_of
 from dmconfig.dispatch.audit import audit
-from dmconfig.dispatch.placement import PlacedComponent
+from dmconfig.dispatch.placement import PlacedComponent, Placement
 from dmconfig.errors import Code, DispatchError, Problem, render_problem
 from dmconfig.plan import Assignment, Plan
 from dmconfig.render import plan_data, problem_data
@@ -79,9 +79,18 @@ def report(pipe: Any) -> Condition:
         asked=placement.asked,
         plan=placement.plan,
         applied=tuple(applied),
-        problems=tuple(audit(pipe, placement.plan)),
+        problems=(*_exchanged(pipe, placement), *audit(placement.modules, placement.plan)),
         versions=dict(_versions()),
     )
+
+
+def _exchanged(pipe: Any, placement: Placement) -> Iterator[Problem]:
+    """Yield the components that somebody has put in another's place by hand: the placement does not know them."""
+    for name, placed in placement.components.items():
+        if name in pipe.components and pipe.components[name] is not placed.module:
+            what = f"the {name} of the pipeline is not the one that was placed"
+            fix = f'put a new one in with dmconfig.swap(pipe, "{name}", component)'
+            yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, fix=fix, path=("components", name))
 
 
 def _applied(placed: PlacedComponent) -> Applied:

@@ -1,16 +1,13 @@
 """Values set in the text of a YAML file, with every comment, quote and empty line of it as it was.
 
 The text is edited, not written anew from data: what is replaced or put in is a scalar, at a place that PyYAML's node
-tree tells. The file is replaced in one step, or not at all.
+tree tells. Writing the file is for ``files``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,24 +54,6 @@ def set_beside(text: str, values: Mapping[ConfigPath, str], *, after: Mapping[Co
 def differs_elsewhere(before: str, after: str, paths: Mapping[ConfigPath, Any]) -> bool:
     """Tell whether two texts mean something else beside what is at some paths."""
     return bool(_without(before, paths) != _without(after, paths))
-
-
-def replace_file(file: Path, text: str) -> None:
-    """Write text to a file in one step: it is there whole, or the old one is. Its rights stay; links are followed.
-
-    Raises: OSError: the folder cannot be written to.
-    """
-    target = file.resolve()
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-        Path(name).chmod(target.stat().st_mode & 0o7777)
-        Path(name).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
 
 
 def _edit(text: str, root: Any, path: ConfigPath, value: str, after: str) -> _Edit:

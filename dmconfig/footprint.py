@@ -62,7 +62,7 @@ class Footprint:
     The rest says what must be on a device at once when not everything is. ``largest_leaf_bytes``: the largest module's
     own tensors, without its children, beside those that the component itself owns. ``largest_block_bytes``: the
     largest member of a list of modules directly under the component (``transformer_blocks.7``), 0 without any;
-    ``outside_blocks_bytes``: all that is in no such list. Buffers of inner modules may come on top.
+    ``outside_blocks_bytes``: all that is in no such list. Buffers that are in no file come on top.
     """
 
     nbytes: int

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dmconfig.assembly import Assembly, Component
+from dmconfig.assembly import PIPELINE, Assembly, Component
 from dmconfig.check import check, check_weights
 from dmconfig.compatibility import dtype_notes
-from dmconfig.document import read_document
-from dmconfig.errors import Code, DispatchError, Problem, SpecError, nearest
-from dmconfig.inventory import Inventory, probe_machine
+from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
+from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
+from dmconfig.layers import Files, read_files
 from dmconfig.measure import Headers, cast_notes, lay_out_split, measure, variant_notes
-from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
-from dmconfig.plan.task import Task
+from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import Spec, validate_spec
@@ -26,7 +25,10 @@ from dmconfig.trust import moving_revisions, unpinned
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+    from dmconfig.inventory import Inventory
     from dmconfig.offload import OffloadFolder
+    from dmconfig.plan import Alternative, Comparison, Plan
+    from dmconfig.plan.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +39,64 @@ class Checked:
     spec: Spec
     assembly: Assembly
 
+    def call_of(self, pipeline: str) -> dict[str, Argument]:
+        """Return the arguments that the file gives to the call of one of its pipelines.
 
-def check_file(file: str | Path, overrides: Iterable[Override] = (), *, ask_hub: bool = False) -> Checked:
-    """Return the spec in file with overrides applied, after every rule that needs no machine and no weights.
+        Of another than the first: its own, and those of the first that its class takes.
+        """
+        first = arguments_at(("call",), self.spec.call)
+        if pipeline == PIPELINE:
+            return first
+        taken = {SEED, *(parameter.name for parameter in self.assembly.facts_of(pipeline).call)}
+        own = arguments_at(("pipelines", pipeline, "call"), self.spec.pipelines[pipeline].call)
+        return {**{name: argument for name, argument in first.items() if name in taken}, **own}
 
-    ``ask_hub`` lets the hub be asked what a pipeline is made of that nothing is known of here.
 
-    Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any.
+def resolve_file(
+    file: str | Path,
+    overrides: Iterable[Override] = (),
+    *,
+    overlays: Files = (),
+    profile: str | None = None,
+) -> Resolved:
+    """Return what file says, with all that it extends, a profile, overlays and overrides, each over those before it.
+
+    Raises: DocumentError, ResolveError: all problems of the first phase that has any.
+    """
+    document, *over = read_files(file, overlays)
+    return resolve(document, overrides, overlays=over, profile=profile)
+
+
+def check_file(
+    file: str | Path,
+    overrides: Iterable[Override] = (),
+    *,
+    overlays: Files = (),
+    profile: str | None = None,
+    ask_hub: bool = False,
+) -> Checked:
+    """Return the spec in file with all of its layers, after every rule that needs no machine and no weights.
+
+    Args:
+        file: the YAML spec.
+        overrides: values from outside all files.
+        overlays: files over the file.
+        profile: the profile to use; None: the one that ``DMCONFIG_PROFILE`` names, if any.
+        ask_hub: whether the hub may be asked what a pipeline is made of that nothing is known of here.
+
+    Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any, and those of later
+        ones that do not follow from them.
         BuildError: the hub was to be asked, and a download failed.
     """
-    resolved = resolve(read_document(file), overrides)
-    spec = validate_spec(resolved)
+    claims = tuple(overrides)
+    try:
+        resolved = resolve_file(file, claims, overlays=overlays, profile=profile)
+    except DocumentError as error:
+        raise told_with_shape(error, lambda document: resolve(document, claims, profile=profile)) from None
+    try:
+        spec = validate_spec(resolved)
+    except SpecError as error:
+        raise told_with_names(error, resolved) from None
     if ask_hub:
         from dmconfig.fetch import fetch_indexes
 
@@ -55,6 +104,30 @@ def check_file(file: str | Path, overrides: Iterable[Override] = (), *, ask_hub:
             raise SpecError(problems)  # before anything is fetched at one
         fetch_indexes(resolved, spec)
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
+
+
+def check_profiles(
+    profiles: Iterable[str], file: str | Path, overrides: Iterable[Override] = (), *, overlays: Files = ()
+) -> None:
+    """Check the shape of a spec with each of these profiles: what can be known on a machine that they are not for.
+
+    A profile with variables that are not set here is checked where they are.
+
+    Raises: SpecError: what is wrong with any of them, each problem once, with the name of the profile.
+    """
+    document, *over = read_files(file, overlays)
+    claims = tuple(overrides)
+    problems: dict[Problem, str] = {}
+    for profile in profiles:
+        try:
+            validate_spec(resolve(document, claims, overlays=over, profile=profile))
+        except DMConfigError as error:
+            for problem in error.problems:
+                if problem.code is not Code.UNSET_VARIABLE:
+                    problems.setdefault(problem, profile)
+    if problems:
+        told = (replace(problem, what=f"with profile {name}: {problem.what}") for problem, name in problems.items())
+        raise SpecError(told)
 
 
 def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False, to_load: bool = False) -> Plan:
@@ -66,6 +139,8 @@ def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False, t
     Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine. BuildError: the hub was to
         be asked, and it failed.
     """
+    from dmconfig.plan import make_plan
+
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
@@ -108,6 +183,8 @@ def compare_strategies(checked: Checked, inventory: Inventory, *, ask_hub: bool 
 
     Raises: SourceError, PlanError: as ``plan_for``, but not where nothing fits.
     """
+    from dmconfig.plan import compare
+
     return compare(_task(checked, inventory, ask_hub=ask_hub))
 
 
@@ -118,6 +195,8 @@ def alternatives_for(
 
     Raises: SourceError, PlanError: as ``plan_for``. SpecError: there is no such component with weights.
     """
+    from dmconfig.plan import alternatives_of
+
     task = _task(checked, inventory, ask_hub=ask_hub)
     if component not in task.names:
         meant = nearest(component, task.names)
@@ -129,6 +208,8 @@ def alternatives_for(
 
 
 def _task(checked: Checked, inventory: Inventory, *, ask_hub: bool) -> Task:
+    from dmconfig.plan import make_task
+
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
@@ -137,18 +218,30 @@ def _task(checked: Checked, inventory: Inventory, *, ask_hub: bool) -> Task:
 
 
 def plan_from_yaml(
-    file: str | Path, overrides: Mapping[str, Any] | None = None, *, inventory: Inventory | None = None
+    file: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    overlays: Files = (),
+    profile: str | None = None,
+    inventory: Inventory | None = None,
 ) -> Plan:
-    """Return the plan of the spec in file, on this machine or on the one given.
+    """Return the plan of the spec in file, on this machine or on the one given; layers as for ``load_from_yaml``.
 
     Raises: DMConfigError: as ``check_file`` and ``plan_for``.
     """
-    checked = check_file(file, overrides_from_mapping(overrides or {}))
+    from dmconfig.inventory import probe_machine
+
+    checked = check_file(file, overrides_from_mapping(overrides or {}), overlays=overlays, profile=profile)
     return plan_for(checked, inventory or probe_machine())
 
 
 def load_from_yaml(
-    file: str | Path, overrides: Mapping[str, Any] | None = None, *, progress: Progress | None = None
+    file: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    overlays: Files = (),
+    profile: str | None = None,
+    progress: Progress | None = None,
 ) -> DiffusionPipeline:
     """Return the pipeline of the spec in file: loaded, placed as planned for this machine, ready to call.
 
@@ -159,13 +252,36 @@ def load_from_yaml(
         file: the YAML spec.
         overrides: dotted key -> value on top of the file, e.g. ``{"device_map": "cuda:1", "pipeline.dtype":
             torch.float16}``; an override of something that does not exist is an error.
+        overlays: files over the file, such as one per machine; their order does not matter.
+        profile: the profile of the files to use; None: the one that ``DMCONFIG_PROFILE`` names, if any.
         progress: told what is being loaded and placed; None shows nothing.
 
     Raises: DMConfigError: every problem of the first phase that has any; nothing is loaded before all checks pass.
     """
+    return load_pipelines(file, overrides, overlays=overlays, profile=profile, progress=progress)[PIPELINE]
+
+
+def load_pipelines(
+    file: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    overlays: Files = (),
+    profile: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, DiffusionPipeline]:
+    """Return every pipeline of the spec in file: the first as ``pipeline``, those under ``pipelines`` by their names.
+
+    They share their components, and one placement: each component is loaded once and has one home. Otherwise as
+    ``load_from_yaml``.
+
+    Raises: DMConfigError: as ``load_from_yaml``.
+    """
+    from dmconfig.inventory import probe_machine
+
     progress = progress or NoProgress()
     with progress.phase("plan"):
-        checked = fetched(check_file(file, overrides_from_mapping(overrides or {}), ask_hub=True), progress)
+        claims = overrides_from_mapping(overrides or {})
+        checked = fetched(check_file(file, claims, overlays=overlays, profile=profile, ask_hub=True), progress)
         check_weights(checked.resolved, checked.assembly)
         plan = plan_for(checked, probe_machine(), to_load=True)
     return load_plan(checked, plan, progress)
@@ -173,7 +289,12 @@ def load_from_yaml(
 
 @contextlib.contextmanager
 def loaded(
-    file: str | Path, overrides: Mapping[str, Any] | None = None, *, progress: Progress | None = None
+    file: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    overlays: Files = (),
+    profile: str | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[DiffusionPipeline]:
     """Load as ``load_from_yaml`` does, for the length of a with block; afterwards the memory is free, come what may.
 
@@ -181,7 +302,7 @@ def loaded(
         with dmconfig.loaded("pipe.yaml") as pipe:
             pipe("a lighthouse").images[0].save("lighthouse.png")
     """
-    pipe = load_from_yaml(file, overrides, progress=progress)
+    pipe = load_from_yaml(file, overrides, overlays=overlays, profile=profile, progress=progress)
     try:
         yield pipe
     finally:
@@ -190,13 +311,13 @@ def loaded(
         unload(pipe)
 
 
-def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipeline:
-    """Return the pipeline of a checked spec, loaded and placed by a plan.
+def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, DiffusionPipeline]:
+    """Return the pipelines of a checked spec by name, loaded and placed by a plan; see ``load_pipelines``.
 
     Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed; or, before anything is
         loaded, bytes do not survive copies between the accelerators of the plan, or the offload folder cannot be used.
     """
-    from dmconfig.build import build_pipeline, gc_paused
+    from dmconfig.build import build_pipelines, gc_paused
     from dmconfig.transfers import checked_once
 
     checked_once([plan.execution_device, *(d for assignment in plan.assignments for d in assignment.execution_devices)])
@@ -205,22 +326,27 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> DiffusionPipe
         if files is not None:
             undo.callback(files.close)
         with progress.phase("load"):
-            pipe = build_pipeline(checked.resolved, checked.assembly, plan, progress, files)
+            pipes = build_pipelines(checked.resolved, checked.assembly, plan, progress, files)
         with progress.phase("place"):
             from dmconfig.dispatch import dispatch
 
-            placed: DiffusionPipeline = dispatch(
-                pipe,
+            names = (PIPELINE, *checked.spec.pipelines)
+            calls = [call_with_files(checked.resolved, checked.call_of(name)) for name in names]
+            dispatch(
+                pipes[0],
                 plan,
-                call=checked.spec.call,
+                call=calls[0],
+                sharing=zip(pipes[1:], calls[1:], strict=True),
                 in_turn=checked.assembly.in_turn,
                 group_options=checked.spec.group_offload.model_dump(),
                 asked=_asked(checked),
                 files=files,
                 progress=progress,
             )
+            for name, pipe in zip(names, pipes, strict=True):  # for to_spec: what cannot be seen on a pipeline
+                pipe._loaded_as = (checked.resolved, name)
         undo.pop_all()
-    return placed
+    return dict(zip(names, pipes, strict=True))
 
 
 def _offload_folder(checked: Checked, plan: Plan) -> OffloadFolder | None:
@@ -237,8 +363,7 @@ def _offload_folder(checked: Checked, plan: Plan) -> OffloadFolder | None:
     try:
         return OffloadFolder(folder, needed_bytes=needed)
     except DispatchError as error:
-        located = (checked.resolved.problem(p.code, ("offload_folder",), p.what, fix=p.fix) for p in error.problems)
-        raise DispatchError(located) from error
+        raise DispatchError(checked.resolved.located(error.problems)) from error
 
 
 _PLACING = ("device_map", "execution_device", "max_memory", "reserve", "low_memory", "group_offload")

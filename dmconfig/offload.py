@@ -13,16 +13,19 @@ import re
 import secrets
 import shutil
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dmconfig.devices import DISK
 from dmconfig.errors import Code, DispatchError, Problem
 from dmconfig.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
     from filelock import BaseFileLock
+
+    from dmconfig.plan import Assignment
 
 _PREFIX, _SUFFIX = "dmconfig-", ".lock"
 _LOCK_NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{8}}\{_SUFFIX}")
@@ -55,6 +58,7 @@ class OffloadFolder:
             what = f"{folder} cannot be written to: {error.strerror or error}"
             raise _bad(what, "name a folder that this user can write to") from error
         self._close = weakref.finalize(self, _remove_own, self.folder, self._lock, os.getpid())
+        self._taken: set[str] = set()
         free = shutil.disk_usage(folder).free
         if free < needed_bytes + _SPARE_BYTES:
             self.close()
@@ -81,6 +85,15 @@ class OffloadFolder:
             raise _bad(f"{component} cannot be written to {self.folder}: {error}", "see that it has room") from error
         for name, tensor in load_file(file).items():
             named[name].data = tensor
+        self._taken.add(component)
+
+    def has(self, component: str) -> bool:
+        """Tell whether weights of a component are here."""
+        return component in self._taken
+
+    def beside(self, needed_bytes: int) -> OffloadFolder:
+        """Return another sub-folder of the same folder. Raises: DispatchError: as for a new one."""
+        return OffloadFolder(self.folder.parent, needed_bytes=needed_bytes)
 
     def bring_back(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Copy parameters into memory; those that share a weight share its copy."""
@@ -94,6 +107,13 @@ class OffloadFolder:
     def close(self) -> None:
         """Remove the sub-folder and all that is in it. May be called twice."""
         self._close()
+
+
+def resting_on_disk(module: torch.nn.Module, assignment: Assignment) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the parameters of a component that rest on disk, each once: all of them, or those of the parts that do."""
+    for name, parameter in module.named_parameters():
+        if assignment.place_of(name).storage_device == DISK:
+            yield name, parameter
 
 
 def remove_leftovers(folder: Path) -> tuple[Path, ...]:

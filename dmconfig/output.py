@@ -1,13 +1,14 @@
-"""Writing what a pipeline made: pictures, or the frames of a film, whole or not at all."""
+"""Writing what a command made: pictures or films of a pipeline, drawings and pages; whole or not at all."""
 
 from __future__ import annotations
 
 import os
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dmconfig.errors import Code, Problem, RunError, SpecError
+from dmconfig.files import replacing
 
 STILL = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 MOVING = frozenset({".gif", ".webp"})
@@ -19,14 +20,32 @@ def check_output(path: Path) -> None:
 
     Raises: SpecError: the ending is no picture's, or the folder cannot be written to.
     """
-    accepted = ", ".join(sorted(STILL | MOVING))
-    if path.suffix.lower() not in STILL | MOVING:
-        raise SpecError([_bad_output(f"{path} does not end like a picture; accepted are {accepted}")])
-    if path.is_dir():
-        raise SpecError([_bad_output(f"{path} is a folder; name a file in it")])
+    if problems := [*file_problems(path, *sorted(STILL | MOVING))]:
+        raise SpecError(problems)
+
+
+def file_problems(path: Path, *suffixes: str) -> Iterator[Problem]:
+    """Yield why a file of one of these suffixes cannot be written to path, as far as can be known before."""
     parent = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise SpecError([_bad_output(f"{path} cannot be written: {parent} is not a folder one may write to")])
+    if path.suffix.lower() not in suffixes:
+        fix = f"write --out {path.with_suffix(suffixes[0])}" if path.stem and len(suffixes) == 1 else ""
+        yield _bad_output(f"{path} does not end in {', '.join(suffixes)}", fix)
+    if path.is_dir():
+        yield _bad_output(f"{path} is a folder", f"name a file in it: --out {path / f'plan{suffixes[0]}'}")
+    elif not parent.is_dir() or not os.access(parent, os.W_OK):
+        yield _bad_output(f"{path} cannot be written: {parent} is not a folder one may write to")
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a text, whole or not at all; its folder is made.
+
+    Raises: RunError: it cannot be written.
+    """
+    try:
+        with replacing(path) as draft:
+            draft.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise RunError([_not_written(path, error)]) from error
 
 
 def save(result: Any, path: Path) -> list[Path]:
@@ -75,20 +94,16 @@ def _pictures(images: Any) -> list[Any]:
 
 def _write(frames: list[Any], file: Path) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-", suffix=file.suffix)
-        os.close(handle)
-        try:
-            more = {"save_all": True, "append_images": frames[1:], "duration": _FRAME_MS} if len(frames) > 1 else {}
-            frames[0].save(name, **more)
-            Path(name).chmod(0o644)
-            Path(name).replace(file)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        more = {"save_all": True, "append_images": frames[1:], "duration": _FRAME_MS} if len(frames) > 1 else {}
+        with replacing(file) as draft:
+            frames[0].save(draft, **more)
     except (OSError, ValueError) as error:
-        what = f"{file} could not be written: {error}"
-        raise RunError([Problem(code=Code.OUTPUT_NOT_WRITTEN, what=what, origin="--out")]) from error
+        raise RunError([_not_written(file, error)]) from error
 
 
-def _bad_output(what: str) -> Problem:
-    return Problem(code=Code.BAD_COMMAND_LINE, what=what, origin="--out")
+def _bad_output(what: str, fix: str = "") -> Problem:
+    return Problem(code=Code.BAD_COMMAND_LINE, what=what, fix=fix, origin="--out")
+
+
+def _not_written(path: Path, error: Exception) -> Problem:
+    return Problem(code=Code.OUTPUT_NOT_WRITTEN, what=f"{path} could not be written: {error}", origin="--out")

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import html
 import math
-import os
-import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from dmconfig.devices import is_accelerator
-from dmconfig.errors import Code, Problem, RunError
 from dmconfig.plan.model import Plan
 from dmconfig.render.stacks import Block, Stack, phases_of, stacks_of
 from dmconfig.render.words import estimate, placing
@@ -64,47 +60,6 @@ text { font: 12px system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; fi
   .inside { fill: #0d1117 }
 }
 """
-
-
-def picture_problems(path: Path) -> Iterator[Problem]:
-    """Yield why a picture cannot be written to path, as far as can be known before there is one."""
-    return file_problems(path, SUFFIX)
-
-
-def file_problems(path: Path, suffix: str) -> Iterator[Problem]:
-    """Yield why a file of this suffix cannot be written to path, as far as can be known before there is one."""
-    parent = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
-    if path.suffix.lower() != suffix:
-        yield _bad_path(f"{path} does not end in {suffix}", f"write --out {path.with_suffix(suffix)}")
-    if path.is_dir():
-        yield _bad_path(f"{path} is a folder", f"name a file in it: --out {path / f'plan{suffix}'}")
-    elif not parent.is_dir() or not os.access(parent, os.W_OK):
-        yield _bad_path(f"{path} cannot be written: {parent} is not a folder one may write to")
-
-
-def write_picture(picture: str, path: Path) -> None:
-    """Write a picture, whole or not at all; its folder is made.
-
-    Raises: RunError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=SUFFIX)
-        draft = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-                stream.write(picture)
-            draft.chmod(0o644)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        what = f"{path} could not be written: {error}"
-        raise RunError([Problem(code=Code.OUTPUT_NOT_WRITTEN, what=what, origin="--out")]) from error
-
-
-def _bad_path(what: str, fix: str = "") -> Problem:
-    return Problem(code=Code.BAD_COMMAND_LINE, what=what, fix=fix, origin="--out")
 
 
 def plan_picture(plan: Plan, in_turn: Sequence[str]) -> str:

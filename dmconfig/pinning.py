@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmconfig.document import read_document
-from dmconfig.editing import differs_elsewhere, replace_file, set_beside
+from dmconfig.editing import differs_elsewhere, set_beside
 from dmconfig.errors import Code, DMConfigError, DocumentError, Problem, SpecError
 from dmconfig.fetch import commits_of
+from dmconfig.files import write_whole
+from dmconfig.layers import read_files
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved, resolve
 from dmconfig.source import is_commit, locate_source
@@ -41,7 +42,7 @@ class Pinned:
         Raises: DocumentError: it cannot be written.
         """
         try:
-            replace_file(self.file, self.text)
+            write_whole(self.file, self.text.encode())
         except OSError as error:
             what = f"{self.file} cannot be written: {error.strerror or error}"
             raise DocumentError([Problem(code=Code.FILE_UNREADABLE, what=what, origin=str(self.file))]) from error
@@ -51,19 +52,25 @@ def pin(file: Path) -> Pinned:
     """Return a spec's text with a commit beside every hub id that has none; all else of it stays, comments too.
 
     Asks the hub; where downloads are forbidden, the local cache tells what was downloaded last. Hub ids that have a
-    commit are left alone.
+    commit are left alone, and so are those in files that this one extends: they are pinned there.
 
     Raises: DocumentError, SpecError: what is wrong with the file. BuildError: the hub cannot be asked.
     """
-    resolved = resolve(read_document(file))
+    document, *over = read_files(file, ())
+    resolved = resolve(document, overlays=over)
     spec = validate_spec(resolved)
-    moving = [*_moving(resolved, spec)]
+    moving = [each for each in _moving(resolved, spec) if _is_in(file, resolved, each[0])]
     commits = commits_of(resolved, moving)
     pins = tuple(
         Pin(path=path, hub_id=hub_id, revision=revision, commit=commits[hub_id, revision])
         for path, hub_id, revision in moving
     )
     return Pinned(file=file, pins=pins, text=_edited(file, pins))
+
+
+def _is_in(file: Path, resolved: Resolved, path: ConfigPath) -> bool:
+    location, _ = resolved.place(path)
+    return location is not None and location.file == str(file)
 
 
 def _moving(resolved: Resolved, spec: Spec) -> Iterator[tuple[ConfigPath, str, str | None]]:

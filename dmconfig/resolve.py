@@ -1,21 +1,26 @@
-"""Overrides on top of a document: collect, check for conflicts, apply, and remember who set what.
+"""From layers to one tree of plain data that remembers where each value came from.
 
-Collecting before applying makes the result independent of the order of overrides. This module knows trees and
-paths, not what the keys mean; an override of a key that does not exist is found by ``spec``, at its origin.
+Overrides are the last layer: collected, checked against one another, and merged with the files. After merging, what is
+left of ``${NAME}`` is replaced, so a variable that nothing uses need not be set. This module knows trees and paths, not
+what the keys mean; an override of a key that does not exist is found by ``spec``, at its origin.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dmconfig.document import Document, parse_document
+from dmconfig.document import Document, parse_document, parse_scalar, refused_scalar
 from dmconfig.errors import Code, DocumentError, Problem, ResolveError
-from dmconfig.paths import ROOT, ConfigPath, Location, render_path
+from dmconfig.interpolation import InterpolationError, expand
+from dmconfig.layers import FILE_KEYS, chosen_profile, layers_of
+from dmconfig.merging import Layer, Mode, Node, Stage, Style, merge, tree_from, tree_of
+from dmconfig.paths import ROOT, ConfigPath, Location, Origin, render_path
+from dmconfig.secrets import is_secret_name, remember
 
 DOTTED_KEYS = {"device_map": ("execution", "offload", "storage")}
 """Mappings whose keys may hold dots (module paths), and the keys of their entries.
@@ -35,34 +40,53 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """The text of a value as the file has it, before its variables were replaced; ``variables`` gave it something.
+
+    ``is_text``: it is quoted, and stays text.
+    """
+
+    text: str
+    variables: tuple[str, ...]
+    is_text: bool
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether one of its variables is named like a secret."""
+        return any(map(is_secret_name, self.variables))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The document with all overrides applied, and where each value came from."""
+    """What all layers say together, as plain data, and where each value, and each key, came from.
+
+    ``templates`` are the values that were written with variables; ``profiles`` are those that could be chosen.
+    """
 
     data: Any
-    document: Document
-    overrides: tuple[Override, ...] = ()
+    values: Mapping[ConfigPath, Origin] = field(repr=False)
+    keys: Mapping[ConfigPath, Origin] = field(repr=False)
+    templates: Mapping[ConfigPath, Template] = field(default_factory=dict, repr=False)
+    profiles: tuple[str, ...] = ()
 
-    def override_of(self, path: ConfigPath) -> Override | None:
-        """Return the override that set path or one of its parents, or None when the file (or nothing) did."""
-        return next((o for o in self.overrides if _is_in(path, o.path)), None)
+    def origin(self, path: ConfigPath, *, key: bool = False) -> Origin:
+        """Return where path's value (or its key) came from; of a path that is nowhere, its nearest ancestor."""
+        table = self.keys if key else self.values
+        while path and path not in table:
+            path, table = path[:-1], self.keys
+        return table.get(path, self.values[ROOT])
 
     def folder_of(self, path: ConfigPath) -> Path:
         """Return the folder in which a relative file name at path starts."""
-        override = self.override_of(path)
-        return override.folder if override else self.document.folder
+        return self.origin(path).folder
 
     def place(self, path: ConfigPath, *, key: bool = False) -> tuple[Location | None, str]:
-        """Return (location in the file, "") or, for a value from outside it, (None, the override's origin).
+        """Return (location in a file, "") or, for a value from outside all files, (None, the words that set it).
 
         A mapping that exists only because an override set something inside it is from outside too.
         """
-        inside = (
-            None if path in self.document.values else next((o for o in self.overrides if _is_in(o.path, path)), None)
-        )
-        override = self.override_of(path) or inside
-        if override:
-            return None, override.origin
-        return self.document.locate(path, key=key), ""
+        origin = self.origin(path, key=key)
+        return origin.location, origin.words
 
     def problem(
         self, code: Code, path: ConfigPath, what: str, *, why: str = "", fix: str = "", key: bool = False
@@ -71,24 +95,145 @@ class Resolved:
         location, origin = self.place(path, key=key)
         return Problem(code=code, path=path, what=what, why=why, fix=fix, location=location, origin=origin)
 
+    def located(self, problems: Iterable[Problem], path: ConfigPath | None = None) -> list[Problem]:
+        """Return problems found without the file, each at the place of path, or, for None, of its own path."""
+        return [self._located(problem, problem.path if path is None else path) for problem in problems]
 
-def resolve(document: Document, overrides: Iterable[Override] = ()) -> Resolved:
-    """Return document with overrides applied; the document is not changed.
+    def _located(self, problem: Problem, path: ConfigPath) -> Problem:
+        location, origin = self.place(path)
+        return replace(problem, path=path, location=location, origin=origin)
 
-    Raises: ResolveError: two overrides set the same value, or one sets a value inside another's; an override goes
-        below something that is not a mapping. All of them at once.
+
+def resolve(
+    document: Document,
+    overrides: Iterable[Override] = (),
+    *,
+    overlays: Iterable[Document] = (),
+    profile: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Resolved:
+    """Return what a file says, with all that it extends, the overlays over it, and overrides; none of them is changed.
+
+    Args:
+        document: the file.
+        overrides: values from outside all files; their order does not matter.
+        overlays: files over the file; their order does not matter.
+        profile: the profile to use; None: the one that ``DMCONFIG_PROFILE`` names, if any.
+        environ: the variables for ``${NAME}``.
+
+    Raises: ResolveError: all problems of the first step that has any: what the files extend, and their profiles;
+        overrides that contradict each other; layers that do; variables.
     """
+    files = layers_of(document, overlays, chosen_profile(profile, environ), environ)
     claims = tuple(overrides)
-    problems = [*_conflicts(claims)]
-    data = document.data
-    for claim in claims:
-        try:
-            data = _with_value(data, claim, claim.path)
-        except ResolveError as error:
-            problems.extend(error.problems)
+    problems = [*_conflicts(claims), *_keys_of_files(claims)]
+    try:
+        tree = merge([*files.layers, *(_layer(claim) for claim in claims)])
+    except ResolveError as error:
+        problems.extend(each for each in error.problems if each.code is not Code.LAYER_CONFLICT or each.location)
+        raise ResolveError(problems) from None  # what overrides say against each other is told by _conflicts
     if problems:
         raise ResolveError(problems)
-    return Resolved(data=data, document=document, overrides=claims)
+    return _resolved(tree, environ, files.profiles)
+
+
+def as_read(document: Document) -> Resolved:
+    """Return a document as it is: one layer, in which ``$`` means nothing."""
+    return _resolved(tree_of(document), None)
+
+
+def _layer(claim: Override) -> Layer:
+    """An override as a layer: mappings that lead to one value."""
+    origin = Origin(claim.folder, words=claim.origin)
+    tree = tree_from(claim.value, origin)
+    for key in reversed(claim.path):
+        tree = Node(value={str(key): tree}, origin=origin, key=origin, mode=Mode.INTO)
+    return Layer(stage=Stage.OVERRIDES, name=claim.origin, tree=tree)
+
+
+def _keys_of_files(claims: Iterable[Override]) -> Iterator[Problem]:
+    for claim in claims:
+        if claim.path[0] in FILE_KEYS:
+            what = f"{claim.path[0]} is read from files only"
+            yield _bad(what, claim.origin, "lay a file over this one with -f, or choose a profile with --profile")
+
+
+# ---------------------------------------------------------------- a tree, as data with places
+
+
+def _resolved(tree: Node, environ: Mapping[str, str] | None, profiles: tuple[str, ...] = ()) -> Resolved:
+    flattening = _Flattening(environ)
+    data = flattening.data(tree, ROOT)
+    if flattening.problems:
+        raise ResolveError(flattening.problems)
+    values, keys, templates = flattening.values, flattening.keys, flattening.templates
+    return Resolved(data=data, values=values, keys=keys, templates=templates, profiles=profiles)
+
+
+@dataclass(slots=True)
+class _Flattening:
+    """Takes a tree apart into plain data and places; ``environ`` is None where ``$`` means nothing."""
+
+    environ: Mapping[str, str] | None
+    values: dict[ConfigPath, Origin] = field(default_factory=dict)
+    keys: dict[ConfigPath, Origin] = field(default_factory=dict)
+    templates: dict[ConfigPath, Template] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def data(self, node: Node, path: ConfigPath) -> Any:
+        """Return the plain data of a node, and note its places."""
+        self.values[path], self.keys[path] = node.origin, node.key
+        if isinstance(node.value, dict):
+            return {self._key(item, (*path, key)): self.data(item, (*path, key)) for key, item in node.value.items()}
+        if isinstance(node.value, tuple):
+            return [self.data(item, (*path, index)) for index, item in enumerate(node.value)]
+        value = node.value
+        if isinstance(value, str) and "$" in value and node.style is not Style.GIVEN and self.environ is not None:
+            value = self._expanded(node, path, self.environ)
+        if isinstance(value, str) and path and is_secret_name(str(path[-1])):
+            remember(value)
+        return value
+
+    def _key(self, node: Node, path: ConfigPath) -> str:
+        key = str(path[-1])
+        if "${" in key and node.style is not Style.GIVEN and self.environ is not None:
+            what, fix = f"variables are for values, not for keys: {key!r}", "write the key out"
+            self._problem(Code.BAD_INTERPOLATION, node.key, path, what, fix=fix)
+        return key
+
+    def _expanded(self, node: Node, path: ConfigPath, environ: Mapping[str, str]) -> Any:
+        try:
+            expansion = expand(node.value, environ)
+        except InterpolationError as error:
+            self._problem(error.code, node.origin, path, error.what, why=error.why, fix=error.fix)
+            return node.value
+        template = self.templates[path] = Template(
+            text=node.value, variables=expansion.variables, is_text=node.style is Style.QUOTED
+        )
+        for name in expansion.variables:
+            if is_secret_name(name):
+                remember(environ[name])
+        return expansion.text if template.is_text else self._read(expansion.text, template, node, path)
+
+    def _read(self, text: str, template: Template, node: Node, path: ConfigPath) -> Any:
+        """The value that text would have if it stood in the file."""
+        refusal = refused_scalar(text)
+        if refusal is None:
+            return parse_scalar(text)
+        fix = f"quote it if text is meant: '{template.text}'"
+        self._problem(refusal.code, node.origin, path, refusal.what, why=f"it comes from {template.text}", fix=fix)
+        return None
+
+    def _problem(
+        self, code: Code, origin: Origin, path: ConfigPath, what: str, *, why: str = "", fix: str = ""
+    ) -> None:
+        problem = Problem(
+            code=code, path=path, what=what, why=why, fix=fix, location=origin.location, origin=origin.words
+        )
+        self.problems.append(problem)
+
+
+# ---------------------------------------------------------------- overrides
 
 
 def override_from_text(assignment: str, flag: str = "--set") -> Override:
@@ -179,23 +324,6 @@ def _conflicts(claims: Sequence[Override]) -> Iterable[Problem]:
                 yield Problem(
                     code=Code.OVERRIDE_CONFLICT, path=claim.path, what=what, fix="keep one", origin=claim.origin
                 )
-
-
-def _with_value(data: Any, claim: Override, rest: ConfigPath) -> Any:
-    if not rest:
-        return claim.value
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        above = claim.path[: len(claim.path) - len(rest)]
-        what = f"{render_path(above)} is {data!r}, not a mapping, so {render_path(claim.path)} cannot be set in it"
-        whole = str(claim.value)
-        for key in reversed(rest):
-            whole = f"{{{key}: {whole}}}"
-        fix = f"set the whole of it: {render_path(above)}={whole.removesuffix('}')}, ...}}"
-        raise ResolveError([_bad(what, claim.origin, fix, claim.path)])
-    key = str(rest[0])
-    return {**data, key: _with_value(data.get(key), claim, rest[1:])}
 
 
 def _bad(what: str, origin: str, fix: str, path: ConfigPath = ROOT) -> Problem:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,9 @@ from dmconfig.plan import Assignment, DeviceUse, Plan, make_plan
 from dmconfig.resolve import Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import Spec, validate_spec
 from dmconfig.units import GIB
+
+if TYPE_CHECKING:
+    from tests.tiny_pipelines import Tiny
 
 pytest_plugins = ["tests.virtual_devices"]
 
@@ -109,6 +112,15 @@ def only_problem(error: DMConfigError) -> Problem:
     """Return the problem of an error that has just one."""
     (problem,) = error.problems
     return problem
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """The tiny pipelines, each written once for the session when it is first asked for."""
+    # here and not above: tests that show that nothing imports torch run in the same session
+    from tests.tiny_pipelines import Tiny
+
+    return Tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

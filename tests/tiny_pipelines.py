@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
+import transformers
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLLTXVideo,
@@ -44,6 +47,11 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from diffusers.pipelines.stable_diffusion import StableDiffusionSafetyChecker
+from packaging.version import Version
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     CLIPConfig,
     CLIPImageProcessor,
@@ -61,6 +69,7 @@ from transformers import (
 )
 
 SEED = 0
+SEEDS = (0, 1)  # of two generations
 SIZE = 32  # pixels, height and width of every picture
 WIDTH = 32  # of every text embedding
 LENGTH = 16  # tokens, of every prompt
@@ -111,6 +120,11 @@ def write_spec(kind: str, folder: Path) -> Path:
     return file
 
 
+def in_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Return the argument with which diffusers, as installed, loads in a dtype."""
+    return {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
+
+
 def kind_of(call: str) -> str:
     """Return the kind whose folder a call is for: ``sd`` for ``sd-img2img``."""
     return call.partition("-")[0]
@@ -119,6 +133,70 @@ def kind_of(call: str) -> str:
 def class_override(call: str) -> dict[str, Any]:
     """Return the override that names the pipeline class of a call, if it is not the one of the folder."""
     return {"pipeline.class": CLASSES[call]} if call in CLASSES else {}
+
+
+@dataclass(slots=True, eq=False)
+class Tiny:
+    """The tiny pipelines in a folder, and what plain runs of them give; each made when it is first asked for.
+
+    One is shared by all tests of a session (the fixture ``tiny``): what it hands out, but ``plain``, stays as it is.
+    """
+
+    folder: Path
+    _specs: dict[str, Path] = field(default_factory=dict)
+    _pictures: dict[tuple[str, frozenset[str]], list[np.ndarray]] = field(default_factory=dict)
+    _modules: dict[str, Mapping[str, torch.nn.Module]] = field(default_factory=dict)
+
+    def spec(self, call: str) -> Path:
+        """Return the spec file of a call's pipeline; the pipeline is in the folder of its name beside it."""
+        kind = kind_of(call)
+        if kind not in self._specs:
+            self._specs[kind] = write_spec(kind, self.folder)
+        return self._specs[kind]
+
+    def plain(self, call: str) -> Any:
+        """Return a call's pipeline as diffusers loads it, on the cpu: a new one each time."""
+        cls = getattr(diffusers, CLASSES[call]) if call in CLASSES else DiffusionPipeline
+        return cls.from_pretrained(self.spec(call).with_suffix(""))
+
+    def modules(self, call: str) -> Mapping[str, torch.nn.Module]:
+        """Return the components of a plain pipeline that have weights: what the bytes of a plan are held against."""
+        if call not in self._modules:
+            self._modules[call] = modules_in(self.plain(call))
+        return self._modules[call]
+
+    def pictures(self, call: str, *, staying: frozenset[str] = frozenset()) -> list[np.ndarray]:
+        """Return the pictures of a plain cpu run, one per seed, computed with one thread.
+
+        ``staying`` are components that the placement leaves on the cpu. The weights of all others are copied first,
+        as a move does.
+        """
+        key = (call, staying)
+        if key not in self._pictures:
+            pipe, threads = self.plain(call), torch.get_num_threads()
+            for name, module in modules_in(pipe).items():
+                if name not in staying:
+                    copy_weights(module)
+            torch.set_num_threads(1)
+            self._pictures[key] = [draw(pipe, call, seed) for seed in SEEDS]
+            torch.set_num_threads(threads)
+        return self._pictures[key]
+
+
+def modules_in(pipe: Any) -> dict[str, torch.nn.Module]:
+    """Return the components of a pipeline that have weights."""
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def copy_weights(module: torch.nn.Module) -> None:
+    """Copy the weights that are on the cpu, as a move does.
+
+    diffusers maps the file, at whatever address, and a product of a matrix with one vector gives other bits where the
+    matrix is not aligned to 16 bytes.
+    """
+    for parameter in module.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
 
 
 def _picture() -> torch.Tensor:
@@ -217,10 +295,15 @@ def _clip_tokenizer(folder: Path) -> CLIPTokenizer:
     return tokenizer
 
 
-def _t5_tokenizer() -> T5Tokenizer:
+def _t5_tokenizer() -> Any:
     """A T5 tokenizer over the same characters, one token each."""
     vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((char, -3.0) for char in _CHARACTERS)]
-    return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=LENGTH)
+    if Version(transformers.__version__) >= Version("5"):
+        return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=LENGTH)
+    tokenizer = Tokenizer(Unigram(vocab, unk_id=2))  # what later releases make of the vocabulary themselves
+    tokenizer.pre_tokenizer = Metaspace()
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return transformers.T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0, model_max_length=LENGTH)
 
 
 def _name_as_published(index: Path) -> None:
@@ -252,15 +335,15 @@ def _clip_image_processor() -> CLIPImageProcessor:
     return CLIPImageProcessor(crop_size={"height": SIZE, "width": SIZE}, size={"shortest_edge": SIZE})
 
 
-def _t5(tokenizer: T5Tokenizer) -> T5EncoderModel:
+def _t5(tokenizer: Any) -> T5EncoderModel:
     return T5EncoderModel(T5Config(**_t5_config(tokenizer)))
 
 
-def _umt5(tokenizer: T5Tokenizer) -> UMT5EncoderModel:
+def _umt5(tokenizer: Any) -> UMT5EncoderModel:
     return UMT5EncoderModel(UMT5Config(**_t5_config(tokenizer)))
 
 
-def _t5_config(tokenizer: T5Tokenizer) -> dict[str, Any]:
+def _t5_config(tokenizer: Any) -> dict[str, Any]:
     return {
         "vocab_size": len(tokenizer), "d_model": WIDTH, "d_ff": 37, "d_kv": 8, "num_layers": 2, "num_heads": 4,
         "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,

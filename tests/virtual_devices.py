@@ -15,6 +15,7 @@ bit for bit when both use as many threads; the fixture sets one, and puts the nu
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
@@ -50,3 +51,6 @@ def virtual_machine() -> Iterator[MakeMachine]:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         yield make
+    # what is left belongs to the session: each collection of garbage in the tests would look through all of it
+    gc.collect()
+    gc.freeze()

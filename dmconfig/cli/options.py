@@ -22,18 +22,50 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class ReportFormat(StrEnum):
+    """How to show what is wrong with files."""
+
+    TEXT = "text"
+    LINE = "line"
+    JSON = "json"
+    GITHUB = "github"
+    SARIF = "sarif"
+
+
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The spec.", show_default=False)]
 FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE...", help="The specs.", show_default=False)]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the file, e.g. device_map=cuda:1.")
 ]
+OverlayOption = Annotated[
+    list[Path] | None,
+    typer.Option("--overlay", "-f", metavar="FILE", help="Lay a file over the spec; may be given several times."),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="Use this profile of the files; otherwise the one that DMCONFIG_PROFILE names, if any.",
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to show the result.")]
+ReportFormatOption = Annotated[
+    ReportFormat,
+    typer.Option(
+        "--format",
+        help="text: with the lines of the file; line: one line each, for editors; json; github: annotations; sarif.",
+    ),
+]
 GpusOption = Annotated[
     str | None,
     typer.Option("--gpus", metavar="SIZES", help="Plan for these accelerators, e.g. 2x24GiB,rtx-4090; 0: none."),
 ]
 RamOption = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="Plan for this much host memory.")]
 DiskOption = Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="Plan for this much free disk.")]
+PipelineOption = Annotated[
+    str | None, typer.Option("--pipeline", metavar="NAME", help="One of the file's pipelines; default: the first.")
+]
 MachineOption = Annotated[
     str | None,
     typer.Option(
@@ -92,14 +124,17 @@ def overrides_of(assignments: list[str] | None, flag: str = "--set") -> list[Ove
     return overrides
 
 
-def call_overrides(prompt: str | None, seed: int | None, call: list[str] | None) -> Iterator[Override]:
-    """The arguments of the call are values of the file's ``call`` section, set from outside like any other."""
+def call_overrides(
+    prompt: str | None, seed: int | None, call: list[str] | None, pipeline: str | None = None
+) -> Iterator[Override]:
+    """The arguments of a call are values of its section of the file, set from outside like any other."""
     from dataclasses import replace
 
     from dmconfig.resolve import Override
 
+    section = ("call",) if pipeline is None else ("pipelines", pipeline, "call")
     for name, value in (("prompt", prompt), ("seed", seed)):
         if value is not None:
-            yield Override(path=("call", name), value=value, origin=f"--{name}", folder=Path.cwd())
+            yield Override(path=(*section, name), value=value, origin=f"--{name}", folder=Path.cwd())
     for override in overrides_of(call, "--call"):
-        yield replace(override, path=("call", *override.path))
+        yield replace(override, path=(*section, *override.path))

@@ -14,13 +14,15 @@ from dmconfig.cli.options import (
     FormatOption,
     GpusOption,
     MachineOption,
+    OverlayOption,
+    ProfileOption,
     RamOption,
     SetOption,
     chosen_machine,
     overrides_of,
     read_all,
 )
-from dmconfig.cli.printing import exit_on_problems, print_json, print_plan, print_problems, terminal_width
+from dmconfig.cli.printing import exit_on_problems, print_json, print_plan, print_problems, show, terminal_width
 
 if TYPE_CHECKING:
     from dmconfig.errors import Problem
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 def plan(
     file: FileArgument,
+    overlays: OverlayOption = None,
+    profile: ProfileOption = None,
     machine: MachineOption = None,
     gpus: GpusOption = None,
     ram: RamOption = None,
@@ -63,7 +67,7 @@ def plan(
             lambda: chosen_machine(machine, gpus, ram, disk),
             lambda: overrides_of(set_),
         )
-        checked = check_file(file, overrides, ask_hub=hub)
+        checked = check_file(file, overrides, overlays=overlays or (), profile=profile, ask_hub=hub)
         if all_:
             _print_comparison(checked, chosen, format_, ask_hub=hub)
         elif explain is not None:
@@ -86,9 +90,9 @@ def _check_views(explain: str | None, all_: bool, out: Path | None) -> None:
 
     problems: list[Problem] = []
     if out is not None:
-        from dmconfig.picture import picture_problems
+        from dmconfig.output import file_problems
 
-        problems += picture_problems(out)
+        problems += file_problems(out, ".svg")
     flags = (("--explain", explain is not None), ("--all", all_), ("--out", out is not None))
     given = [flag for flag, is_given in flags if is_given]
     if len(given) > 1:
@@ -107,7 +111,7 @@ def _print_explanation(component: str, checked: Checked, machine: Inventory, for
     if format_ is Format.JSON:
         print_json(render.explanation_data(component, planned, alternatives))
     else:
-        typer.echo(render.explanation_text(component, planned, alternatives, terminal_width()))
+        show(render.explanation_text(component, planned, alternatives, terminal_width()))
 
 
 def _print_comparison(checked: Checked, machine: Inventory, format_: Format, *, ask_hub: bool) -> None:
@@ -128,13 +132,14 @@ def _print_comparison(checked: Checked, machine: Inventory, format_: Format, *, 
     if format_ is Format.JSON:
         print_json(render.comparison_data(pipeline, machine, comparisons, problems))
     else:
-        typer.echo(render.comparison_text(pipeline, machine.name, comparisons, terminal_width()))
+        show(render.comparison_text(pipeline, machine.name, comparisons, terminal_width()))
         print_problems(problems, format_)
     if problems:
         raise typer.Exit(PlanError.exit_code)
 
 
 def _draw(planned: Plan, checked: Checked, out: Path) -> None:
-    from dmconfig.picture import plan_picture, write_picture
+    from dmconfig.output import write_text
+    from dmconfig.picture import plan_picture
 
-    write_picture(plan_picture(planned, checked.assembly.in_turn), out)
+    write_text(plan_picture(planned, checked.assembly.in_turn), out)

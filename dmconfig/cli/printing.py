@@ -35,17 +35,24 @@ def exit_on_problems(format_: Format) -> Iterator[None]:
         raise typer.Exit(error.exit_code) from None
 
 
+def show(text: str) -> None:
+    """Print text that may hold values of a spec; secrets are left out of it."""
+    from dmconfig.secrets import redact
+
+    typer.echo(redact(text))
+
+
 def print_problems(problems: tuple[Problem, ...], format_: Format) -> None:
     """Print problems: as text to standard error, as data to standard output."""
-    from dmconfig.errors import render_problem
-
     if format_ is Format.JSON:
         from dmconfig.render import problems_data
 
         print_json(problems_data(problems))
         return
-    for problem in problems:
-        typer.echo(render_problem(problem), err=True)
+    from dmconfig.reports import problem_blocks
+
+    for block in problem_blocks(problems):
+        typer.echo(block, err=True)
 
 
 def print_plan(planned: Plan, format_: Format) -> None:
@@ -55,14 +62,14 @@ def print_plan(planned: Plan, format_: Format) -> None:
     if format_ is Format.JSON:
         print_json(render.plan_data(planned))
     else:
-        typer.echo(render.plan_text(planned, terminal_width()))
+        show(render.plan_text(planned, terminal_width()))
 
 
 def print_json(data: Any) -> None:
-    """Print data as JSON."""
+    """Print data as JSON, without the secrets in it."""
     import json
 
-    typer.echo(json.dumps(data, indent=2))
+    show(json.dumps(data, indent=2))
 
 
 def terminal_width() -> int | None:

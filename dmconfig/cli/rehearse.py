@@ -16,6 +16,8 @@ from dmconfig.cli.options import (
     FormatOption,
     GpusOption,
     MachineOption,
+    OverlayOption,
+    ProfileOption,
     RamOption,
     SetOption,
     call_overrides,
@@ -23,7 +25,7 @@ from dmconfig.cli.options import (
     overrides_of,
     read_all,
 )
-from dmconfig.cli.printing import exit_on_problems, print_json, quiet_libraries, terminal_width
+from dmconfig.cli.printing import exit_on_problems, print_json, quiet_libraries, show, terminal_width
 
 if TYPE_CHECKING:
     from dmconfig.inventory import Inventory
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 def rehearse(
     file: FileArgument,
+    overlays: OverlayOption = None,
+    profile: ProfileOption = None,
     machine: MachineOption = None,
     gpus: GpusOption = None,
     ram: RamOption = None,
@@ -64,7 +68,7 @@ def rehearse(
 
         if sees_cuda():
             raise typer.Exit(_rehearse_hidden(chosen))
-        checked = check_file(file, [*overrides, *arguments])
+        checked = check_file(file, [*overrides, *arguments], overlays=overlays or (), profile=profile)
         planned = plan_for(checked, chosen)
         quiet_libraries()
         from dmconfig.rehearse import Script, Settings, rehearsal_data, rehearsal_page, rehearsal_text
@@ -74,13 +78,14 @@ def rehearse(
         settings = Settings(height=height, width=width, frames=frames, steps=steps, batch=batch, full=full)
         rehearsal = run_through(script, planned, chosen, settings)
         if out is not None:
-            from dmconfig.picture import write_picture
+            from dmconfig.output import write_text
+            from dmconfig.secrets import redact
 
-            write_picture(rehearsal_page(rehearsal), out)
+            write_text(redact(rehearsal_page(rehearsal)), out)
         if format_ is Format.JSON:
             print_json(rehearsal_data(rehearsal))
         else:
-            typer.echo(rehearsal_text(rehearsal, terminal_width()))
+            show(rehearsal_text(rehearsal, terminal_width()))
             if out is not None:
                 typer.echo(f"wrote {out}")
     if not rehearsal.fits:
@@ -132,7 +137,7 @@ def _without_machine(arguments: list[str]) -> Iterator[str]:
 def _check_page(out: Path | None) -> None:
     """Raise when a page cannot be written there."""
     from dmconfig.errors import SpecError
-    from dmconfig.picture import file_problems
+    from dmconfig.output import file_problems
 
     if out is not None and (problems := [*file_problems(out, ".html")]):
         raise SpecError(problems)

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmconfig.cli.options import FileArgument, Format, FormatOption, SetOption, call_overrides, overrides_of
+from dmconfig.cli.options import (
+    FileArgument,
+    Format,
+    FormatOption,
+    OverlayOption,
+    PipelineOption,
+    ProfileOption,
+    SetOption,
+    call_overrides,
+    overrides_of,
+)
 from dmconfig.cli.printing import exit_on_problems, print_json, print_plan, quiet_libraries
 
 if TYPE_CHECKING:
@@ -24,6 +34,9 @@ def run(
     call: Annotated[
         list[str] | None, typer.Option("--call", metavar="KEY=VALUE", help="An argument of the pipeline's call.")
     ] = None,
+    overlays: OverlayOption = None,
+    profile: ProfileOption = None,
+    pipeline: PipelineOption = None,
     set_: SetOption = None,
     format_: FormatOption = Format.TEXT,
 ) -> None:
@@ -38,15 +51,17 @@ def run(
     progress = ConsoleProgress()
     with exit_on_problems(format_):
         check_output(out)
-        overrides = (*overrides_of(set_), *call_overrides(prompt, seed, call))
+        overrides = (*overrides_of(set_), *call_overrides(prompt, seed, call, pipeline))
         with progress.phase("plan"):
-            checked = fetched(check_file(file, overrides, ask_hub=True), progress)
-            _check_runnable(checked, out)
+            given = check_file(file, overrides, overlays=overlays or (), profile=profile, ask_hub=True)
+            checked = fetched(given, progress)
+            name = _pipeline_named(pipeline, checked)
+            _check_runnable(checked, name, out)
             check_weights(checked.resolved, checked.assembly)
             planned = plan_for(checked, probe_machine(), to_load=True)
         if format_ is Format.TEXT:
             print_plan(planned, format_)
-        pipe = load_plan(checked, planned, progress)
+        pipe = load_plan(checked, planned, progress)[name]
         with progress.phase("generate"):
             result = _call(pipe, progress)
         with progress.phase("save"):
@@ -54,7 +69,24 @@ def run(
         _report_run(files, planned, progress, format_)
 
 
-def _check_runnable(checked: Checked, out: Path) -> None:
+def _pipeline_named(name: str | None, checked: Checked) -> str:
+    """The pipeline that is asked for, of those in the file.
+
+    Raises: SpecError: there is none of that name.
+    """
+    from dmconfig.assembly import PIPELINE
+    from dmconfig.errors import Code, Problem, SpecError, nearest
+
+    known = [PIPELINE, *checked.spec.pipelines]
+    if name is None or name in known:
+        return name or PIPELINE
+    meant = nearest(name, known)
+    fix = f"did you mean {meant!r}?" if meant else f"it has: {', '.join(known)}"
+    what = f"the file has no pipeline {name!r}"
+    raise SpecError([Problem(code=Code.BAD_COMMAND_LINE, what=what, fix=fix, origin="--pipeline")])
+
+
+def _check_runnable(checked: Checked, name: str, out: Path) -> None:
     """Check, before anything is loaded, that the call can be made and that what it returns can be written to out.
 
     Raises: SpecError: an argument is missing, or the call would return something that is no picture.
@@ -63,9 +95,10 @@ def _check_runnable(checked: Checked, out: Path) -> None:
     from dmconfig.errors import Code, Problem, SpecError
     from dmconfig.output import MOVING
 
-    spec, facts = checked.spec, checked.assembly.facts
-    problems = [*uncallable(checked.resolved, spec, checked.assembly)]
-    makes_film = any(parameter.name == "num_frames" for parameter in facts.call) and spec.call.get("num_frames") != 1
+    call, facts = checked.call_of(name), checked.assembly.facts_of(name)
+    problems = [*uncallable(checked.resolved, call, facts)]
+    is_still = "num_frames" in call and call["num_frames"].value == 1
+    makes_film = any(parameter.name == "num_frames" for parameter in facts.call) and not is_still
     if makes_film and out.suffix.lower() not in MOVING:
         what = f"{facts.class_name} makes a film, and {out.suffix} holds one picture"
         fix = f"name a file that ends in {' or '.join(sorted(MOVING))}"

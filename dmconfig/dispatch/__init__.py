@@ -1,6 +1,8 @@
 """Placing a built pipeline: one owner of where it lives, and of undoing it.
 
 moving     tensors anywhere in a value, moved to a device
+homes      tensors away from home, and their way back
+layers     weights that come layer by layer
 weights    bringing a component's weights to where it runs, and sending them home
 split      a component whose parts are on several devices
 carrier    taking calls into a component to its device and their results back

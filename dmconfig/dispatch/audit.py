@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dmconfig.devices import DISK
+from dmconfig.dispatch.weights import GROUP_HOOKS
 from dmconfig.errors import Code, Problem
 from dmconfig.layout import nearest_ancestor
 from dmconfig.plan import Assignment, Part, Plan, Residency
 
 _MAPS = Path("/proc/self/maps")
 _SHOWN = 3
+_HOOKS = {Residency.PER_LEAF: "accelerate", Residency.PER_GROUP: "diffusers' group offloading"}
+"""Whose hooks bring weights in pieces."""
 NOBODY = "meta, with nobody to bring it"
 
 
-def audit(pipe: Any, plan: Plan, *, is_mapped: bool = True) -> Iterator[Problem]:
-    """Yield a problem per component whose weights are not where, or not of the dtype, the plan says.
+def audit(modules: Mapping[str, torch.nn.Module], plan: Plan, *, is_mapped: bool = True) -> Iterator[Problem]:
+    """Yield a problem per component, by name, whose weights are not where, or not of the dtype, the plan says.
 
     Looks at every parameter and buffer, when nothing is running. A tensor on meta is right only where a hook owns it;
-    float32 is right beside any dtype, because classes keep some of their layers so. ``is_mapped``: what rests on disk
-    has to be mapped from files.
+    float32 is right beside any dtype, because classes keep some of their layers so. What is to be brought in pieces
+    has the hooks for it, and nothing else has them. ``is_mapped``: what rests on disk has to be mapped from files.
     """
     for assignment in plan.assignments:
-        module = getattr(pipe, assignment.component)
+        module = modules[assignment.component]
         for each in assignment.parts or (assignment,):
             yield from _misplaced(module, assignment, each, is_mapped=is_mapped)
+        yield from _unhooked(module, assignment)
         tensors = [tensor for tensor in module.parameters() if tensor.is_floating_point()]
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
         if other := sorted(dtypes - {assignment.dtype, "float32"}):
@@ -58,9 +61,34 @@ def _misplaced(
         why = f"without data: {', '.join(empty[:_SHOWN])}" if empty else ""  # there may be one among thousands
         why += f" and {len(empty) - _SHOWN} more" if len(empty) > _SHOWN else ""
         yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, why=why, path=("device_map",))
-    if is_mapped and each.storage_device == DISK and (count := _in_memory(modules)):
+    elif is_mapped and each.storage_device == DISK and (count := count_in_memory(modules)):
         what = f"{name} was planned to rest in files; {count} of its tensors are in memory"
         yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
+
+
+def _unhooked(module: torch.nn.Module, assignment: Assignment) -> Iterator[Problem]:
+    """Yield where hooks that bring weights in pieces are missing, or are there and were not planned."""
+    planned = {_HOOKS.get(each.residency, "") for each in assignment.parts or (assignment,) if each.nbytes}
+    found = {kind for part in module.modules() for kind in _hooks_on(part)}
+    if not any(_holds_tensors(child) for child in module.children()):
+        found |= planned  # no layer below that a hook could be on
+    for kind in sorted(planned - found - {""}):
+        what = f"{assignment.component} is to be brought by the hooks of {kind}, and has none"
+        yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
+    for kind in sorted(found - planned):
+        what = f"{assignment.component} has hooks of {kind}, and was not planned with any"
+        yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("device_map",))
+
+
+def _hooks_on(part: torch.nn.Module) -> Iterator[str]:
+    if "_hf_hook" in vars(part):
+        yield _HOOKS[Residency.PER_LEAF]
+    if not GROUP_HOOKS.isdisjoint(getattr(vars(part).get("_diffusers_hook"), "hooks", ())):
+        yield _HOOKS[Residency.PER_GROUP]
+
+
+def _holds_tensors(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _empty_tensors(root: torch.nn.Module, modules: Sequence[torch.nn.Module], owned: set[torch.nn.Module]) -> list[str]:
@@ -92,14 +120,20 @@ def _place(tensor: torch.Tensor, *, owned: bool) -> str:
     return str(tensor.device)
 
 
-def _in_memory(modules: Sequence[torch.nn.Module]) -> int:
-    """How many parameters are in memory of their own, not mapped from a file; 0 where the system does not tell."""
+def count_in_memory(modules: Sequence[torch.nn.Module]) -> int:
+    """Return how many parameters are in memory of their own: on an accelerator, or not mapped from a file.
+
+    Of those on the cpu some systems do not tell, and then they do not count. Adapters that peft has put beside layers
+    do not either: they came of another file.
+    """
+    adapters = _adapters(modules)
+    tensors = [tensor for module in modules if module not in adapters for tensor in _resting(module)]
+    on_accelerators = sum(tensor.device.type != "cpu" for tensor in tensors)
     if not _MAPS.exists():
-        return 0
+        return on_accelerators
     ranges = _mapped_files()
-    own = [module for module in modules if module not in _adapters(modules)]
-    addresses = {tensor.data_ptr() for module in own for tensor in _resting(module) if tensor.numel()}
-    return sum(not any(start <= address < end for start, end in ranges) for address in addresses)
+    addresses = {tensor.data_ptr() for tensor in tensors if tensor.numel() and tensor.device.type == "cpu"}
+    return on_accelerators + sum(not any(start <= each < end for start, end in ranges) for each in addresses)
 
 
 def _adapters(modules: Sequence[torch.nn.Module]) -> set[torch.nn.Module]:
@@ -109,12 +143,12 @@ def _adapters(modules: Sequence[torch.nn.Module]) -> set[torch.nn.Module]:
 
 
 def _resting(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """A module's own parameters on the cpu; where a hook holds them back, those the hook has."""
+    """A module's own parameters; where a hook holds them back, those the hook has."""
     weights = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
     for name, tensor in module.named_parameters(recurse=False):
-        if tensor.device.type == "cpu":
+        if tensor.device.type != "meta":
             yield tensor
-        elif tensor.device.type == "meta" and weights is not None:
+        elif weights is not None:
             yield weights[name]
 
 

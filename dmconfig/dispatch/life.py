@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable
+import inspect
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
+from accelerate.utils.memory import clear_device_cache
 
 from dmconfig.devices import CPU, DISK
 from dmconfig.dispatch.audit import modules_of, tensors_of
 from dmconfig.dispatch.placement import Placement, has_empty_tensors, placement_of
 from dmconfig.errors import Code, DispatchError, Problem
 from dmconfig.facts import class_facts, fits, pipeline_facts
-from dmconfig.plan import Assignment, Part, Residency
+from dmconfig.inputs import SEED
+from dmconfig.plan import Assignment, DeviceUse, Part, Residency
 from dmconfig.units import format_bytes
 
 
@@ -30,13 +33,14 @@ def unload(pipe: Any) -> None:
     for name in pipe.components:
         setattr(pipe, name, None)
     gc.collect()
-    _empty_caches()
+    clear_device_cache()
 
 
 def swap(pipe: Any, name: str, component: Any) -> None:
     """Put component in the place of the one called name: same device, same residency, its own dtype.
 
-    When it does not fit the pipeline or the device, nothing has changed.
+    The old one is on the cpu afterwards, where it goes first: devices need room for one of them. When the new one does
+    not fit the pipeline or the device, nothing has changed.
 
     Raises: DispatchError: the pipeline is not placed or has no such component; the class does not fit; there is no
         room.
@@ -55,6 +59,7 @@ def swap(pipe: Any, name: str, component: Any) -> None:
     _check_room(placement, assignment)
     old = placement.components[name].module
     placement.swap(name, component, assignment)
+    placement.plan = replace(placement.plan, devices=tuple(_devices(placement)))
     for each in placement.pipes:
         each.hf_device_map = dict(placement.plan.device_map)
         for slot, part in each.components.items():
@@ -82,7 +87,8 @@ def derive(pipe: Any, cls: type, **components: Any) -> Any:
     """Return a pipeline of another class on the components of a placed one: nothing is copied, cast or moved.
 
     Both pipelines then share one placement, until one of them is moved or released. ``components`` are those the
-    class needs and the pipeline lacks; they stay where they are.
+    class needs and the pipeline lacks; they stay where they are. Of the defaults of the call, those hold that the
+    class takes.
 
     Raises: DispatchError: the pipeline is not placed, or the class needs more components.
     """
@@ -96,7 +102,8 @@ def derive(pipe: Any, cls: type, **components: Any) -> Any:
         raise _refused(f"{cls.__name__} also needs {', '.join(missing)}", "give them as arguments")
     settings = {name: value for name, value in pipe.config.items() if name in optional and name not in parts}
     derived = cls(**{**dict.fromkeys(expected - parts.keys()), **parts, **settings})
-    placement.adopt(derived)
+    taken = inspect.signature(cls.__call__).parameters
+    placement.adopt(derived, {name: value for name, value in pipe._call.items() if name in {*taken, SEED}})
     return derived
 
 
@@ -172,6 +179,12 @@ def _check_room(placement: Placement, new: Assignment) -> None:
             raise _refused(what, "plan again with the new component in the file", Code.DOES_NOT_FIT)
 
 
+def _devices(placement: Placement) -> Iterator[DeviceUse]:
+    """The use of each device, by what is placed now."""
+    for device in placement.plan.devices:
+        yield replace(device, used_bytes=_need(placement.plan.assignments, device.id, placement.in_turn))
+
+
 def _need(assignments: Iterable[Assignment], device: str, in_turn: Collection[str]) -> int:
     """The most that weights take of a device: those that stay, and the largest of those that take turns."""
     stay, turns = 0, [0]
@@ -184,14 +197,6 @@ def _need(assignments: Iterable[Assignment], device: str, in_turn: Collection[st
             elif each.execution_device == device:
                 stay += each.peak_bytes
     return stay + max(turns)
-
-
-def _empty_caches() -> None:
-    """Give back what torch's allocator keeps; torch.accelerator has a word for it only since 2.9."""
-    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    backend: Any = getattr(torch, kind.type, None) if kind is not None else None
-    if hasattr(backend, "empty_cache"):
-        backend.empty_cache()
 
 
 def _refused(what: str, fix: str, code: Code = Code.PLACEMENT_DIFFERS) -> DispatchError:

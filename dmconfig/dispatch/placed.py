@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from dmconfig.inputs import SEED, opened
 
 if TYPE_CHECKING:
     from dmconfig.dispatch.placement import Placement
@@ -28,6 +31,7 @@ class PlacedPipeline:
     """What a placed pipeline answers from its placement; once released, diffusers answers again."""
 
     _placement: Placement | None = None
+    _call: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def _execution_device(self) -> torch.device:
@@ -103,11 +107,27 @@ def _call_of(cls: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._placement is not None:
             given = inspect.signature(cls.__call__).bind_partial(self, *args, **kwargs).arguments
-            defaults = self._placement.call_defaults()
+            defaults = _arguments(self._call)
             kwargs = {**{name: value for name, value in defaults.items() if name not in given}, **kwargs}
         return cls.__call__(self, *args, **kwargs)
 
     return call
+
+
+def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of the file as a call takes them: pictures read anew, and a seed a new generator, on the cpu.
+
+    A cpu generator gives the same picture wherever the denoiser runs.
+    """
+    arguments = opened({name: value for name, value in call.items() if name != SEED})
+    seed = call.get(SEED)
+    if seed is not None:
+        arguments["generator"] = [_generator(each) for each in seed] if isinstance(seed, list) else _generator(seed)
+    return arguments
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator("cpu").manual_seed(seed)
 
 
 def _changing(method: Any) -> Any:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from accelerate.utils.memory import clear_device_cache
 
 from dmconfig.dispatch.audit import audit
 from dmconfig.dispatch.carrier import Carrier
+from dmconfig.dispatch.files import folder_for, without_files, write
 from dmconfig.dispatch.placed import placed_class
 from dmconfig.dispatch.split import Split
 from dmconfig.dispatch.weights import Brought, Grouped, PerLeaf, Resident, Turns, Weights
@@ -19,7 +21,6 @@ from dmconfig.offload import OffloadFolder
 from dmconfig.plan import Assignment, Plan, Residency
 from dmconfig.progress import NoProgress, Progress
 
-SEED = "seed"
 DEFAULT_GROUPS: Mapping[str, Any] = {"offload_type": "leaf_level", "num_blocks_per_group": 1}
 
 
@@ -54,10 +55,8 @@ class Placement:
     it fails.
     """
 
-    def __init__(
-        self, plan: Plan, *, call: Mapping[str, Any], in_turn: tuple[str, ...], group_options: Mapping[str, Any]
-    ) -> None:
-        self.plan, self.call, self.in_turn, self.group_options = plan, call, in_turn, group_options
+    def __init__(self, plan: Plan, *, in_turn: tuple[str, ...], group_options: Mapping[str, Any]) -> None:
+        self.plan, self.in_turn, self.group_options = plan, in_turn, group_options
         self.asked: Mapping[str, Any] = {}
         self.files: OffloadFolder | None = None
         self.home = torch.device(plan.execution_device)
@@ -65,6 +64,11 @@ class Placement:
         self.components: dict[str, PlacedComponent] = {}
         self.is_suspended = False
         self._turns: dict[str, Turns] = {}
+
+    @property
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """The components by name."""
+        return {name: placed.module for name, placed in self.components.items()}
 
     def place(self, module: torch.nn.Module, assignment: Assignment) -> None:
         """Place one component, in the stead of the one of that name if there is one."""
@@ -102,8 +106,9 @@ class Placement:
         for placed in self.components.values():
             placed.detach()
             placed.module.to("cpu")
-            if self.files is not None and placed.assignment.is_written:
+            if self.files is not None and self.files.has(placed.assignment.component):
                 self.files.bring_back(placed.module.parameters())
+        clear_device_cache()
         self._forget()
 
     def discard(self) -> None:
@@ -113,37 +118,35 @@ class Placement:
         self._forget()
 
     def swap(self, name: str, module: torch.nn.Module, assignment: Assignment) -> None:
-        """Put another module in a component's place; when that fails, the old one is there as before."""
+        """Put another module in a component's place; when that fails, the old one is there as before.
+
+        The old one goes to the cpu first, so that devices need room for one of them, and the host for both.
+        """
         old = self.components[name]
         self.rest()
         old.detach()
+        old.module.to("cpu")
+        clear_device_cache()
         try:
             self.place(module, assignment)
         except BaseException:
-            self.components[name] = old
             old.attach()
             raise
         self.plan = replace(
             self.plan, assignments=tuple(assignment if a.component == name else a for a in self.plan.assignments)
         )
 
-    def adopt(self, pipe: Any) -> None:
-        """Answer for a pipeline made of these components, and for the pipelines it is itself made of."""
+    def adopt(self, pipe: Any, call: Mapping[str, Any]) -> None:
+        """Answer for a pipeline made of these components, and for the pipelines it is itself made of.
+
+        ``call`` are defaults of its call.
+        """
         for each in with_inner_pipelines(pipe):
             each.__class__ = placed_class(each.__class__)
             each._placement = self
+            each._call = call if each is pipe else {}
             each.hf_device_map = dict(self.plan.device_map)
             self.pipes.append(each)
-
-    def call_defaults(self) -> dict[str, Any]:
-        """Return the call's defaults of the file; a seed becomes a new generator each time, on the cpu.
-
-        A cpu generator gives the same picture wherever the denoiser runs.
-        """
-        defaults = {name: value for name, value in self.call.items() if name != SEED}
-        if SEED in self.call:
-            defaults["generator"] = torch.Generator("cpu").manual_seed(self.call[SEED])
-        return defaults
 
     def _prepare(self, module: torch.nn.Module, assignment: Assignment) -> PlacedComponent:
         device = torch.device(assignment.execution_device)
@@ -182,8 +185,9 @@ def dispatch(
     plan: Plan,
     *,
     call: Mapping[str, Any] | None = None,
+    sharing: Iterable[tuple[Any, Mapping[str, Any]]] = (),
     in_turn: tuple[str, ...] = (),
-    group_options: Mapping[str, Any] = DEFAULT_GROUPS,
+    group_options: Mapping[str, Any] | None = None,
     asked: Mapping[str, Any] | None = None,
     files: OffloadFolder | None = None,
     is_mapped: bool = True,
@@ -192,34 +196,46 @@ def dispatch(
     """Place a built pipeline by a plan and return it; it answers for itself from then on.
 
     Every component is then where the plan says, which is checked. A pipeline that is placed so already is left as it
-    is, and one that is placed otherwise is placed anew.
+    is, and one that is placed otherwise is placed anew: by its former settings where none are given, and with what
+    is to rest on disk and is in no file written to where the former placement has written, or to ``files``.
 
     Args:
-        pipe: with every component of the plan loaded.
+        pipe: with every component of the plan loaded, but those that only ``sharing`` has.
         plan: where each goes.
-        call: defaults of the pipeline's call.
-        in_turn: the components that use an accelerator one after the other; empty: all of them.
+        call: defaults of the pipeline's call, as ``inputs.call_with_files`` returns them; None: as before, or none.
+        sharing: more pipelines on the same components, each with the defaults of its call; those that share them
+            already go on doing so.
+        in_turn: the components that use an accelerator one after the other; empty: as before, or all of them.
         group_options: of diffusers' ``apply_group_offloading``, for components brought in groups.
         asked: what the file says of places and dtypes, for reports.
-        files: where weights are that were cast and rest on disk; closed with the placement.
+        files: where weights are, or are to be written, that rest on disk and have no file; closed with the placement.
         is_mapped: whether what rests on disk is mapped from files, and so is checked to be; not where it has no data.
         progress: told which component is being placed.
 
-    Raises: DispatchError: a component could not be placed, or is not where the plan says. Nothing stays half placed.
+    Raises: DispatchError: a component is to rest on disk, and there is no folder to write it to: nothing has changed.
+        Or one could not be placed, or is not where the plan says: all are on the cpu then, and nothing is half placed.
     """
-    if (former := placement_of(pipe)) is not None:
+    former = placement_of(pipe)
+    if former is not None:
         if former.plan == plan:
             return pipe
-        former.release()
-    _refuse_empty(pipe, plan)
-    in_turn = in_turn or tuple(plan.device_map)
-    placement = Placement(plan, call=call or {}, in_turn=in_turn, group_options=group_options)
+        former.rest()
+    pipes = {**_pipes_of(pipe, former, call), **dict(sharing)}
+    modules = {assignment.component: _module(assignment.component, pipes) for assignment in plan.assignments}
+    lacking = without_files(modules, plan, former) if is_mapped else ()
+    files = folder_for(lacking, files, former)
+    placement = _new_placement(plan, former, in_turn, group_options)
     placement.asked, placement.files = asked or {}, files
+    if former is not None:
+        former.release()
     track = (progress or NoProgress()).track
     try:
+        _refuse_empty(modules)
+        if files is not None:
+            write(modules, lacking, files)
         for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):
-            placement.place(getattr(pipe, assignment.component), assignment)
-        problems = [*audit(pipe, plan, is_mapped=is_mapped)]
+            placement.place(modules[assignment.component], assignment)
+        problems = [*audit(modules, plan, is_mapped=is_mapped)]
         if problems:
             raise DispatchError(problems)
     except (RuntimeError, ValueError) as error:  # torch and accelerate say so when a device cannot hold or take it
@@ -230,13 +246,37 @@ def dispatch(
     except BaseException:
         placement.release()
         raise
-    placement.adopt(pipe)
+    for each, defaults in pipes.items():
+        if each not in placement.pipes:  # an inner pipeline comes with the one that it is in
+            placement.adopt(each, defaults)
     return pipe
 
 
-def _refuse_empty(pipe: Any, plan: Plan) -> None:
+def _new_placement(
+    plan: Plan, former: Placement | None, in_turn: tuple[str, ...], group_options: Mapping[str, Any] | None
+) -> Placement:
+    """A placement with what is given, else what the one before had, else what holds for any."""
+    before = (former.in_turn, former.group_options) if former else (tuple(plan.device_map), DEFAULT_GROUPS)
+    options = before[1] if group_options is None else group_options
+    return Placement(plan, in_turn=in_turn or before[0], group_options=options)
+
+
+def _pipes_of(pipe: Any, former: Placement | None, call: Mapping[str, Any] | None) -> dict[Any, Mapping[str, Any]]:
+    """A pipeline and those that share its components, with the defaults of their calls."""
+    before = {each: each._call for each in former.pipes} if former is not None else {}
+    own = before.pop(pipe, {})
+    return {pipe: own if call is None else call, **before}
+
+
+def _module(name: str, pipes: Iterable[Any]) -> torch.nn.Module:
+    """The component of a name, of the first pipeline that has it."""
+    module: torch.nn.Module = next(getattr(pipe, name) for pipe in pipes if getattr(pipe, name, None) is not None)
+    return module
+
+
+def _refuse_empty(modules: Mapping[str, torch.nn.Module]) -> None:
     """Refuse components without data: they were never loaded, or somebody else's hooks hold their weights."""
-    empty = [a.component for a in plan.assignments if has_empty_tensors(getattr(pipe, a.component))]
+    empty = [name for name, module in modules.items() if has_empty_tensors(module)]
     if empty:
         what = f"{', '.join(empty)}: there are tensors on meta, so the weights were never loaded, or are offloaded"
         fix = "load the component with its weights, and remove others' offload hooks from it"

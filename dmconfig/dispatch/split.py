@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.hooks import attach_align_device_hook
 from torch.overrides import TorchFunctionMode
 
+from dmconfig.dispatch.homes import CPU
+from dmconfig.dispatch.layers import LayerHooks, Ties, parameters_by_path
 from dmconfig.dispatch.moving import Copies, to_device
-from dmconfig.dispatch.weights import CPU, Ties, remove_align_hooks
 from dmconfig.plan import Part, Residency
 
 
@@ -30,6 +30,7 @@ class Split:
         self.parts = {part.path: part for part in parts}
         self._meeting = _Meeting()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._hooks: list[LayerHooks] = []
         self._ties: Ties | None = None
 
     def attach(self) -> None:
@@ -39,19 +40,15 @@ class Split:
         for piece in pieces:
             piece.put_weights()
         whole = [piece for piece in pieces if piece.is_whole and piece.has_tensors]  # others run where their input is
-        weights = [dict(piece.module.state_dict()) for piece in whole]  # before hooks hide any: two may share one
+        weights = [parameters_by_path(piece.module) for piece in whole]  # before hooks hide any: two may share one
         for piece, resting in zip(whole, weights, strict=True):
             self._stand_before(piece, resting)
 
     def _stand_before(self, piece: Piece, weights: Mapping[str, torch.Tensor]) -> None:
         if piece.part.residency is Residency.PER_LEAF:
-            attach_align_device_hook(
-                piece.module,
-                execution_device=piece.device,
-                offload=True,
-                weights_map=weights,
-                skip_keys=sorted(self.skip_keys),
-            )
+            hooks = LayerHooks(piece.module)
+            self._hooks.append(hooks)
+            hooks.attach(piece.device, weights, skip_keys=self.skip_keys)
         enter = _Entry(piece.module, piece.device, self.skip_keys, self._meeting)
         self._handles.append(piece.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
         self._handles.append(piece.module.register_forward_hook(self._meeting.left_part, always_call=True))
@@ -72,9 +69,9 @@ class Split:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for piece in pieces_of(self.module, self.parts):
-            if piece.is_whole and piece.part.residency is Residency.PER_LEAF:
-                remove_align_hooks(piece.module)
+        for hooks in self._hooks:
+            hooks.detach()
+        self._hooks.clear()
         if self._ties is not None:
             self._ties.restore()
         for piece in pieces_of(self.module, self.parts):

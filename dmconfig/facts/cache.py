@@ -7,14 +7,15 @@ the cache the same facts are read from source, only slower.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from dmconfig.facts.installed import Library, state_key
+from dmconfig.files import replacing
 
 FORMAT = 5
 """Raised whenever what is stored, or how it is read from source, changes."""
@@ -54,13 +55,8 @@ def write_cached(libraries: tuple[Library, ...], entry: str, data: Any) -> None:
     if (path := _path(key, entry)) is None:
         return
     body = json.dumps(data, separators=(",", ":")).encode()
-    draft = path.with_name(f".{entry}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError), replacing(path) as draft:
         draft.write_bytes(_head(key, entry, body) + b"\n" + body)
-        draft.replace(path)
-    except OSError:
-        _discard(draft)
 
 
 def _key(libraries: tuple[Library, ...]) -> bytes:
@@ -76,10 +72,3 @@ def _path(key: bytes, entry: str) -> Path | None:
 def _head(key: bytes, entry: str, body: bytes) -> bytes:
     """Return the first line of a file. It repeats entry: some file systems take ``A`` and ``a`` for the same name."""
     return b"%08x %s; %s" % (crc32(body), entry.encode(), key.replace(b"\n", b" "))
-
-
-def _discard(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from dmconfig.devices import DISK
 from dmconfig.footprint import MeasuredFrom
+from dmconfig.layout import nearest_ancestor
 
 
 class Residency(StrEnum):
@@ -70,6 +71,11 @@ class Assignment:
     def bytes_on_disk(self) -> int:
         """How many bytes of it rest on disk."""
         return sum(each.nbytes for each in self.parts or (self,) if each.storage_device == DISK)
+
+    def place_of(self, tensor: str) -> Assignment | Part:
+        """Return where a tensor of it, by its name in the component, is: in a part, or in itself where it is whole."""
+        paths = {part.path: part for part in self.parts}
+        return paths[nearest_ancestor(tensor.rpartition(".")[0], paths)] if paths else self
 
     @property
     def execution_devices(self) -> tuple[str, ...]:

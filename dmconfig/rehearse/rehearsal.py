@@ -13,6 +13,7 @@ import torch
 from dmconfig.assembly import Assembly
 from dmconfig.devices import CPU
 from dmconfig.dispatch import dispatch
+from dmconfig.inputs import arguments_at, call_with_files, opened
 from dmconfig.inventory import Device, Inventory
 from dmconfig.plan import Plan
 from dmconfig.rehearse.inputs import Settings, arguments, steps_asked, steps_rehearsed
@@ -74,7 +75,8 @@ def rehearse(
                 is_mapped=False,
             )
             machine.ledger.reset()
-            given = arguments(pipe, assembly.facts, settings, spec.call, steps)
+            defaults = opened(call_with_files(resolved, arguments_at(("call",), spec.call)))
+            given = arguments(pipe, assembly.facts, settings, defaults, steps)
             with machine.track(pipe.components):
                 try:
                     output = _shape(pipe(**given))

@@ -10,13 +10,13 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dmconfig.facts.cache import cache_folder
+from dmconfig.files import replacing
 from dmconfig.inventory import Inventory
 from dmconfig.measure import config_folder_of
 from dmconfig.rehearse.inputs import Settings
@@ -89,8 +89,5 @@ def _read(file: Path | None) -> Any:
 def _write(file: Path | None, data: Mapping[str, Any]) -> None:
     if file is None:
         return
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError), replacing(file) as draft:
         draft.write_text(json.dumps(data), encoding="utf-8")
-        draft.replace(file)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from dmconfig.virtual import rules
 from dmconfig.virtual.errors import REFUSALS
@@ -25,6 +24,8 @@ from dmconfig.virtual.tensor import (
     is_parameter,
     is_shape_only,
     no_modes,
+    tensors_in,
+    with_tensors,
 )
 from dmconfig.virtual.whereabouts import running_module
 
@@ -127,12 +128,12 @@ def _whole(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -> A
     group_norm, rms_norm and their like choose their parts by device, so on a device called cuda they would compute
     other bits than on the host whose values we promise.
     """
-    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_in(args, kwargs)
     virtual = any(isinstance(tensor, VirtualTensor) for tensor in tensors)
     if not virtual or any(is_shape_only(tensor) for tensor in tensors):
         return func(*args, **kwargs)
     device = rules.agreed_device(tensors)
-    args, kwargs = tree_map_only(torch.Tensor, inner_of, (args, kwargs))
+    args, kwargs = with_tensors(inner_of, args, kwargs)
     with no_modes():
         result = func(*args, **kwargs)
     return state.place(result, device)
@@ -165,7 +166,7 @@ def _rms_norm(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -
     state.ledger.record(row_means.untyped_storage(), str(tensor.device))
     if not is_shape_only(tensor):
         return _whole(state, func, args, kwargs)
-    device = rules.agreed_device([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)])
+    device = rules.agreed_device(tensors_in(args, kwargs))
     with no_modes():
         result = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
     return state.place(result, device)
@@ -187,7 +188,7 @@ def _attention(state: MachineState, func: Function, args: Args, kwargs: Kwargs) 
         if any(is_shape_only(tensor) for tensor in tensors):
             result = _attention_shape(inner_of(query), inner_of(value))
         else:
-            args, kwargs = tree_map_only(torch.Tensor, inner_of, (args, kwargs))
+            args, kwargs = with_tensors(inner_of, args, kwargs)
             result = func(*args, **kwargs)
     return state.place(result, device)
 

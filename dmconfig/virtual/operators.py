@@ -11,12 +11,23 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from dmconfig.virtual import rules
 from dmconfig.virtual.errors import REFUSALS
 from dmconfig.virtual.state import MachineState
-from dmconfig.virtual.tensor import CPU, META, Args, Kwargs, VirtualTensor, as_shape, inner_of, is_shape_only, no_modes
+from dmconfig.virtual.tensor import (
+    CPU,
+    META,
+    Args,
+    Kwargs,
+    VirtualTensor,
+    as_shape,
+    inner_of,
+    is_shape_only,
+    no_modes,
+    tensors_in,
+    with_tensors,
+)
 from dmconfig.virtual.whereabouts import running_module
 
 _aten = torch.ops.aten
@@ -166,7 +177,7 @@ _SPECIAL = {
 
 def _run_generic(state: MachineState, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     signature = _signature(func)
-    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_in(args, kwargs)
     written = [args[index] if index < len(args) else kwargs.get(name) for index, name in signature.written]
     common = rules.common_device(func, args, tensors)
     rules.check_written(func, written, common)
@@ -211,7 +222,7 @@ def _try_shape(func: OpOverload, args: Args, kwargs: Kwargs) -> torch.Tensor | N
 def _compute(func: OpOverload, args: Args, kwargs: Kwargs, *, shape_only: bool, placed: bool) -> Any:
     kwargs = _for_inner(kwargs, META if shape_only else CPU, placed=placed)
     convert = _shape_of if shape_only else inner_of
-    args, kwargs = tree_map_only(torch.Tensor, convert, (args, kwargs))
+    args, kwargs = with_tensors(convert, args, kwargs)
     try:
         return func(*args, **kwargs)
     except NotImplementedError:

@@ -148,6 +148,33 @@ def inner_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._inner if isinstance(tensor, VirtualTensor) else tensor
 
 
+def tensors_in(args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
+    """Return the tensors among arguments, and in lists of them; torch's calls nest no deeper, and pytree is slow."""
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [item for item in value if isinstance(item, torch.Tensor)]
+    return found
+
+
+def with_tensors(
+    convert: Callable[[torch.Tensor], torch.Tensor], args: Args, kwargs: Kwargs
+) -> tuple[Args, dict[str, Any]]:
+    """Return arguments with each tensor of ``tensors_in`` converted."""
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return convert(value)
+        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            items = [convert(item) if isinstance(item, torch.Tensor) else item for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        return value
+
+    return tuple([converted(value) for value in args]), {name: converted(value) for name, value in kwargs.items()}
+
+
 def is_shape_only(tensor: torch.Tensor) -> bool:
     """Tell whether there are no values inside."""
     return inner_of(tensor).device.type == "meta"

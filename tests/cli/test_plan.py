@@ -296,6 +296,8 @@ def test_plan_machine_file_with_a_mistake_exits_2_at_its_place(tmp_path: Path) -
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
         f"error[DM202 unknown-key]: {file}:4:12\n"
+        "    4 |   cuda:0: {memroy: 24GiB, card: t4}\n"
+        "      |            ^^^^^^\n"
         "  at   devices.cuda:0.memroy\n"
         "  what unknown key 'memroy'\n"
         "  why  the keys accepted here are: card, description, memory, free, flops, unified\n"

@@ -38,6 +38,24 @@ def test_schema_accepts_the_examples(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "right",
+    [
+        {"device_map": "cuda:0"},
+        {"pipeline": {"dtype": "float16"}, "components": {"vae": None}},
+        {"extends": "base.yaml", "version": 1},
+        {"extends": ["base.yaml", "more.yaml"], "pipeline": {"source": "./x"}},
+        {"profiles": {"prod": {"reserve": "2GiB", "device_map": {"vae": {"offload": "model"}}}, "dev": None}},
+        {"low_memory": "${MODE:-none}", "calls": {"unet": "${CALLS}"}, "pipeline": {"dtype": "${DTYPE}"}},
+        {"group_offload": {"use_stream": "${STREAM}", "num_blocks_per_group": "${BLOCKS:-2}"}},
+    ],
+    ids=["fragment", "fragment-pipeline", "extends", "extends-two", "profiles", "variables", "variables-in-groups"],
+)
+def test_schema_accepts_files_that_are_layers(right: dict[str, object]) -> None:
+    """A part of a spec, and a variable where a number or a word stands, are no mistakes to an editor."""
+    jsonschema.validate(right, json.loads(PUBLISHED.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"version": 1},
@@ -47,8 +65,34 @@ def test_schema_accepts_the_examples(file: Path) -> None:
         {"version": 1, "pipeline": {"source": "./x"}, "low_memory": "model"},
         {"version": 1, "pipeline": {"source": "./x"}, "device_map": ["cuda:0"]},
         {"version": 1, "pipeline": {"source": "./x"}, "components": {"unet": {"devise": "cuda:0"}}},
+        {"pipeline": {"source": "./x"}},
+        {"version": 1, "pipeline": {"dtype": "float16"}},
+        {"extends": []},
+        {"extends": 3},
+        {"profiles": {"prod": {"extends": "base.yaml"}}},
+        {"profiles": {"prod": {"version": 1}}},
+        {"profiles": {"prod": {"devise_map": "cuda:0"}}},
+        {"profiles": ["prod"]},
+        {"version": "${VERSION}", "extends": "base.yaml"},
     ],
-    ids=["no-pipeline", "newer", "unknown-key", "unknown-top-key", "unknown-word", "list", "unknown-component-key"],
+    ids=[
+        "no-pipeline",
+        "newer",
+        "unknown-key",
+        "unknown-top-key",
+        "unknown-word",
+        "list",
+        "unknown-component-key",
+        "no-version",
+        "no-source",
+        "extends-nothing",
+        "extends-number",
+        "profile-extends",
+        "profile-version",
+        "profile-unknown-key",
+        "profiles-list",
+        "variable-version",
+    ],
 )
 def test_schema_refuses_what_the_command_refuses(wrong: dict[str, object]) -> None:
     """An editor with the schema marks the mistakes that the command would report."""

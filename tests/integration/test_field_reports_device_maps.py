@@ -304,7 +304,7 @@ def test_b09_no_strategy_is_handed_on_as_a_word(
     plan = plan_for(checked, inventory(cuda=cards))
     if cards:
         virtual_machine(count=len(cards))
-    pipe: Any = load_plan(checked, plan, NoProgress())
+    pipe: Any = load_plan(checked, plan, NoProgress())["pipeline"]
     assert {*pipe.hf_device_map} == {*NAMES}
     assert {*pipe.hf_device_map.values()} <= ({f"cuda:{index}" for index in range(len(cards))} or {"cpu"})
     assert report(pipe).problems == ()

@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 
 import dmconfig
 from dmconfig.condition import Applied
-from tests.integration.test_matrix import DENOISERS, Tiny
-from tests.tiny_pipelines import LENGTH, PROMPT, SIZE, WIDTH, call_arguments, class_override, kind_of
+from tests.integration.test_matrix import DENOISERS
+from tests.tiny_pipelines import LENGTH, PROMPT, SIZE, WIDTH, Tiny, call_arguments, class_override, kind_of
 from tests.virtual_devices import MakeMachine
 
 pytestmark = [
@@ -46,12 +46,6 @@ def case(*values: Any, marks: Any = ()) -> Any:
 def slow(*values: Any) -> Any:
     """Return a parameter set for full runs only: further pipelines in which a rule holds."""
     return case(*values, marks=pytest.mark.slow)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """The tiny pipelines, written once for the module."""
-    return Tiny(tmp_path_factory.mktemp("tiny"))
 
 
 # Pipelines and what they draw

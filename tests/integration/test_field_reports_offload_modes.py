@@ -50,13 +50,12 @@ from dmconfig.units import GIB
 from dmconfig.virtual import VirtualMachine
 from tests.conftest import only_problem
 from tests.integration import test_placements as digits
-from tests.tiny_pipelines import KINDS, LENGTH, PROMPT, SIZE, call_arguments, draw, write_spec
+from tests.tiny_pipelines import KINDS, LENGTH, PROMPT, SEEDS, SIZE, Tiny, call_arguments, draw
 from tests.virtual_devices import MakeMachine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Overrides = dict[str, Any]
-SEEDS = (0, 1)
 PARTS = ("text_encoder", "transformer", "vae")
 
 
@@ -120,16 +119,15 @@ over_all_modes_slowly = over(OFFLOADS, FEW)
 
 
 @pytest.fixture(scope="module")
-def ltx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ltx(tiny: Tiny) -> Path:
     """The spec file of the tiny LTX pipeline; its folder is beside it."""
-    return write_spec("ltx", tmp_path_factory.mktemp("ltx"))
+    return tiny.spec("ltx")
 
 
 @pytest.fixture(scope="module")
-def expected(ltx: Path, one_thread: None) -> list[np.ndarray]:
+def expected(tiny: Tiny) -> list[np.ndarray]:
     """The films of a plain cpu run, one per seed."""
-    plain = plain_pipeline(ltx)
-    return [film(plain, seed) for seed in SEEDS]
+    return tiny.pictures("ltx")
 
 
 def plain_pipeline(spec: Path, **components: Any) -> Any:
@@ -525,15 +523,13 @@ def test_b76_ltx_draws_the_same_in_every_mode(
 @pytest.mark.parametrize("offload", ["group_offload", "group_offload with a stream"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "kandinsky22"])  # its VQModel refuses groups
 def test_b76_every_kind_draws_the_same_in_groups(
-    kind: str, offload: str, virtual_machine: MakeMachine, tmp_path: Path
+    kind: str, offload: str, virtual_machine: MakeMachine, tiny: Tiny
 ) -> None:
     """Groups are tried on each kind of pipeline, as ``test_matrix`` does with the other modes."""
-    spec = write_spec(kind, tmp_path)
-    plain = plain_pipeline(spec)
-    reference = [draw(plain, kind, seed) for seed in SEEDS]
+    reference = tiny.pictures(kind)
     virtual_machine()
 
-    pipe = load_from_yaml(spec, WHOLE[offload])
+    pipe = load_from_yaml(tiny.spec(kind), WHOLE[offload])
 
     assert [np.array_equal(draw(pipe, kind, seed), reference[seed]) for seed in SEEDS] == [True, True]
     assert_as_planned(pipe)
@@ -939,7 +935,7 @@ def test_b86_the_execution_device_is_the_denoisers_whatever_is_grouped(
 @pytest.mark.slow
 @pytest.mark.parametrize("offload", ["group_offload", "group_offload with a stream"])
 def test_b86_a_modular_pipeline_runs_on_components_in_groups(
-    offload: str, virtual_machine: MakeMachine, tmp_path: Path
+    offload: str, virtual_machine: MakeMachine, tiny: Tiny
 ) -> None:
     """The modular pipeline of SDXL, given components that dmconfig brings in groups, finds where they run."""
     from diffusers import StableDiffusionXLAutoBlocks
@@ -956,7 +952,7 @@ def test_b86_a_modular_pipeline_runs_on_components_in_groups(
         arguments = {"num_inference_steps": 2, "height": SIZE, "width": SIZE, "output_type": "np"}
         return np.asarray(blocks(prompt=PROMPT, generator=generator, output="images", **arguments))
 
-    spec = write_spec("sdxl", tmp_path)
+    spec = tiny.spec("sdxl")
     reference = painted(modular(plain_pipeline(spec)))
     virtual_machine()
 

@@ -165,7 +165,10 @@ def test_b159_code_beside_a_pipeline_is_never_run(copied: Path, tmp_path: Path, 
     pipe = load_from_yaml(spec("pipeline: {source: ./sd}\n"))  # the library's own class, as the config names it too
     assert type(pipe.tokenizer).__module__.startswith("transformers.")
     problem = refused(spec("pipeline: {source: ./sd, custom_pipeline: ./sd}\n"))
-    assert (problem.code, problem.fix.startswith("no code of a repository is run")) == (Code.UNKNOWN_KEY, True)
+    assert (problem.code, problem.fix.startswith("leave it out: no code of a repository is run")) == (
+        Code.UNKNOWN_KEY,
+        True,
+    )
     assert not owned.exists()
 
 

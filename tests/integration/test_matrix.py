@@ -8,21 +8,20 @@ plan, then where the weights are, then what is left on the devices once the pipe
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import diffusers
 import numpy as np
 import pytest
 import torch
 import yaml
-from diffusers import DiffusionPipeline
 from diffusers.hooks import apply_group_offloading
 from diffusers.models.autoencoders.vae import AutoencoderMixin
 
@@ -31,10 +30,9 @@ from dmconfig.errors import SpecError
 from dmconfig.plan import Assignment, Part, Plan, Residency
 from dmconfig.virtual import Ledger
 from tests import placement_table
-from tests.tiny_pipelines import CALLS, CLASSES, KINDS, class_override, draw, kind_of, write_spec
+from tests.tiny_pipelines import CALLS, CLASSES, KINDS, SEEDS, Tiny, class_override, draw
 from tests.virtual_devices import MakeMachine
 
-SEEDS = (0, 1)
 DENOISERS = ("unet", "transformer", "transformer_2")
 DECODERS = ("vae", "movq")
 ALONGSIDE = ("safety_checker", "controlnet", "prior_prior")
@@ -186,69 +184,21 @@ CELLS = tuple(
 """Those of the table for which there is a case: placement and call."""
 
 
-def cases(calls: Sequence[str], placements: Sequence[str] = tuple(PLACEMENTS)) -> list[Any]:
-    """Return the cases of these calls in these placements."""
-    cells = [(call, placement) for placement, call in CELLS if call in calls and placement in placements]
-    return [pytest.param(call, placement, id=f"{call}: {placement}") for call, placement in cells]
+def cases(calls: Sequence[str]) -> list[Any]:
+    """Return the cases of these calls; a UNet and a transformer with T5 in a few placements run every time."""
+    cells = [(call, placement) for placement, call in CELLS if call in calls]
+    quick = [call in ("sd", "flux") and placement in QUICK for call, placement in cells]
+    return [
+        pytest.param(*cell, id=": ".join(cell), marks=() if is_quick else pytest.mark.slow)
+        for cell, is_quick in zip(cells, quick, strict=True)
+    ]
 
 
-@dataclass(slots=True)
-class Tiny:
-    """The tiny pipelines of this module and their plain pictures, each made when it is first asked for."""
-
-    folder: Path
-    _specs: dict[str, Path] = field(default_factory=dict)
-    _pictures: dict[tuple[str, frozenset[str]], list[np.ndarray]] = field(default_factory=dict)
-    _modules: dict[str, Mapping[str, torch.nn.Module]] = field(default_factory=dict)
-
-    def spec(self, call: str) -> Path:
-        """Return the spec file of a call's pipeline."""
-        kind = kind_of(call)
-        if kind not in self._specs:
-            self._specs[kind] = write_spec(kind, self.folder)
-        return self._specs[kind]
-
-    def parts(self, call: str) -> Parts:
-        """Return what a call's pipeline is made of."""
-        plan = plan_from_yaml(self.spec(call), {"device_map": "cpu", **class_override(call)})
-        return Parts(sizes={assignment.component: assignment.nbytes for assignment in plan.assignments})
-
-    def plain(self, call: str) -> Any:
-        """Return a call's pipeline as diffusers loads it, on the cpu."""
-        cls = getattr(diffusers, CLASSES[call]) if call in CLASSES else DiffusionPipeline
-        return cls.from_pretrained(self.spec(call).with_suffix(""))
-
-    def modules(self, call: str) -> Mapping[str, torch.nn.Module]:
-        """Return the components of a plain pipeline that have weights: what the bytes of a plan are held against."""
-        if call not in self._modules:
-            parts = self.plain(call).components.items()
-            self._modules[call] = {name: part for name, part in parts if isinstance(part, torch.nn.Module)}
-        return self._modules[call]
-
-    def pictures(self, call: str, *, staying: frozenset[str]) -> list[np.ndarray]:
-        """Return the pictures of a plain cpu run, one per seed.
-
-        ``staying`` are components that the placement leaves on the cpu. The weights of all others are copied first,
-        as a move does: diffusers maps the file, at whatever address, and a product of a matrix with one vector gives
-        other bits where the matrix is not aligned to 16 bytes.
-        """
-        key = (call, staying)
-        if key not in self._pictures:
-            pipe = self.plain(call)
-            for name, part in pipe.components.items():
-                if isinstance(part, torch.nn.Module) and name not in staying:
-                    for parameter in part.parameters():
-                        parameter.data = parameter.data.clone()
-            self._pictures[key] = [draw(pipe, call, seed) for seed in SEEDS]
-        return self._pictures[key]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
-    """The tiny pipelines, written once for the module."""
-    gc.freeze()  # each case collects garbage, which then does not look through everything imported
-    yield Tiny(tmp_path_factory.mktemp("tiny"))
-    gc.unfreeze()
+@functools.cache
+def parts_of(tiny: Tiny, call: str) -> Parts:
+    """Return what a call's pipeline is made of."""
+    plan = plan_from_yaml(tiny.spec(call), {"device_map": "cpu", **class_override(call)})
+    return Parts(sizes={assignment.component: assignment.nbytes for assignment in plan.assignments})
 
 
 def staying_on_the_cpu(overrides: Overrides, parts: Parts) -> frozenset[str]:
@@ -337,15 +287,21 @@ def resting_bytes(plan: Plan, modules: Mapping[str, torch.nn.Module], device: st
 
 
 def left_bytes(plan: Plan, modules: Mapping[str, torch.nn.Module], device: str) -> int:
-    """Return the bytes of buffers that components brought by layer leave on an accelerator: see ``PerLeaf``.
+    """Return the bytes of buffers that components brought by layer leave on an accelerator: see ``LayerHooks``.
 
-    All of their buffers, but those that the component itself owns. ``Footprint`` says that they come on top.
+    Those that are in no file, but what the component itself owns. ``Footprint`` says that they come on top.
     """
     return sum(
-        allocated_bytes(each for name, each in tensors.items() if "." in name and not is_parameter(each))
-        for _, place, tensors in places(plan, modules)
+        allocated_bytes(unstored_buffers(modules[assignment.component], tensors))
+        for assignment, place, tensors in places(plan, modules)
         if place.execution_device == device and place.residency is Residency.PER_LEAF
     )
+
+
+def unstored_buffers(module: torch.nn.Module, tensors: Tensors) -> Iterator[torch.Tensor]:
+    """Yield those of tensors that are buffers of layers and in no file."""
+    stored = module.state_dict().keys()
+    return (each for name, each in tensors.items() if "." in name and name not in stored and not is_parameter(each))
 
 
 def copied_bytes(plan: Plan, modules: Mapping[str, torch.nn.Module], device: str) -> int:
@@ -522,7 +478,7 @@ def tell(request: pytest.FixtureRequest, record_property: Callable[[str, object]
 
 def check(call: str, placement: str, tiny: Tiny, make_machine: MakeMachine, tell: Tell) -> None:
     """Check one case of the matrix."""
-    parts, modules = tiny.parts(call), tiny.modules(call)
+    parts, modules = parts_of(tiny, call), tiny.modules(call)
     overrides = PLACEMENTS[placement](parts)
     expected = tiny.pictures(call, staying=staying_on_the_cpu(overrides, parts))
     devices = [f"cuda:{index}" for index in range(DEVICES.get(placement, 2))]
@@ -565,15 +521,6 @@ def live_bytes(ledger: Ledger, devices: Sequence[str], kind: Literal["weights"] 
     return {device: ledger.live_bytes(device, kind=kind) for device in devices}
 
 
-@pytest.mark.parametrize(("call", "placement"), cases(("sd", "flux"), QUICK))
-def test_two_pipelines_in_a_few_placements(
-    call: str, placement: str, tiny: Tiny, virtual_machine: MakeMachine, tell: Tell
-) -> None:
-    """A UNet with a safety checker, and a transformer with T5: the part of the matrix that runs every time."""
-    check(call, placement, tiny, virtual_machine, tell)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("call", "placement"), cases(KINDS))
 def test_every_kind_in_every_placement(
     call: str, placement: str, tiny: Tiny, virtual_machine: MakeMachine, tell: Tell
@@ -582,7 +529,6 @@ def test_every_kind_in_every_placement(
     check(call, placement, tiny, virtual_machine, tell)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("call", "placement"), cases(tuple(CLASSES)))
 def test_pictures_from_a_picture(
     call: str, placement: str, tiny: Tiny, virtual_machine: MakeMachine, tell: Tell
@@ -634,7 +580,7 @@ def test_groups_come_home_copied_in_diffusers_itself(tiny: Tiny, virtual_machine
 def test_weights_on_disk_are_there_after_a_call(how: str, tiny: Tiny, virtual_machine: MakeMachine) -> None:
     """What rests in files takes no host memory after a call either: it is mapped, as it was after loading."""
     virtual_machine()
-    pipe = load_from_yaml(tiny.spec("sd"), all_brought(tiny.parts("sd"), how, "disk"))
+    pipe = load_from_yaml(tiny.spec("sd"), all_brought(parts_of(tiny, "sd"), how, "disk"))
 
     draw(pipe, "sd", 0)
 

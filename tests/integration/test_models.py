@@ -17,18 +17,21 @@ import diffusers
 import pytest
 import torch
 import transformers
+from diffusers.models.embeddings import AttentionPooling
 
 from dmconfig import load_from_yaml, plan_from_yaml, report
 from dmconfig.devices import DISK
 from dmconfig.dispatch import Placement
 from dmconfig.dispatch.audit import audit
+from dmconfig.dispatch.placement import DEFAULT_GROUPS
+from dmconfig.dispatch.weights import Grouped, PerLeaf, Weights
 from dmconfig.layout import Layout, lay_out, layout_of, nearest_ancestor
 from dmconfig.offload import OffloadFolder
 from dmconfig.plan import Assignment, Part, Plan, Residency
 from dmconfig.plan.requests import Place
 from dmconfig.plan.split import Room, part_loads, spread
 from tests.integration.test_matrix import weight_peaks
-from tests.tiny_pipelines import draw, write_spec
+from tests.tiny_pipelines import Tiny, draw, in_dtype
 from tests.virtual_devices import MakeMachine
 
 SHARES = (0.3, pytest.param(0.5, marks=pytest.mark.slow), 0.7, pytest.param(0.9, marks=pytest.mark.slow))
@@ -152,8 +155,10 @@ class Saved:
 
     def load(self, name: str, dtype: str = "float32") -> Any:
         """Return a model as its class loads it."""
-        library = diffusers if hasattr(diffusers, name) else transformers
-        return getattr(library, name).from_pretrained(self.folder(name), dtype=getattr(torch, dtype)).eval()
+        wanted: torch.dtype = getattr(torch, dtype)
+        if hasattr(diffusers, name):
+            return getattr(diffusers, name).from_pretrained(self.folder(name), **in_dtype(wanted)).eval()
+        return getattr(transformers, name).from_pretrained(self.folder(name), dtype=wanted).eval()
 
     def layout(self, name: str, dtype: str = "float32") -> Layout:
         """Return how a model is laid out, as its folder tells it."""
@@ -226,19 +231,12 @@ def assignment_of(layout: Layout, places: Mapping[str, Place]) -> Assignment:
     )
 
 
-class Pipe:
-    """What the audit asks of a pipeline: a component by its name."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-
 def placed(model: Any, assignment: Assignment) -> Placement:
     """Place one model, which is checked as a pipeline's components are."""
     plan = Plan(
         pipeline="", machine="", execution_device=assignment.execution_device, assignments=(assignment,), devices=()
     )
-    placement = Placement(plan, call={}, in_turn=("model",), group_options={})
+    placement = Placement(plan, in_turn=("model",), group_options={})
     placement.place(model, assignment)
     return placement
 
@@ -246,7 +244,7 @@ def placed(model: Any, assignment: Assignment) -> Placement:
 def check(name: str, saved: Saved, rooms: Sequence[Room], brought: Place | None, make_machine: MakeMachine) -> set[str]:
     """Check a model in these rooms, and return the places its parameters have: devices, and "a hook".
 
-    Beside what the map counts, a device holds the rounding of each tensor, and the buffers of what is brought.
+    Beside what the map counts, a device holds the rounding of each tensor, and buffers in no file of what is brought.
     """
     layout, expected = saved.layout(name), saved.expected(name)
     ledger = make_machine().ledger
@@ -256,13 +254,13 @@ def check(name: str, saved: Saved, rooms: Sequence[Room], brought: Place | None,
     assignment = assignment_of(layout, places)
     with weight_peaks(ledger, DEVICES) as peaks:
         placement = placed(model, assignment)
-        assert not [*audit(Pipe(model), placement.plan)]
+        assert not [*audit(placement.modules, placement.plan)]
         found = check_map_is_respected(model, places)
         for _ in range(2):
             assert same(outcome(model, name, assignment.execution_device), expected)
         placement.rest()
         assert check_map_is_respected(model, places) == found
-        assert not [*audit(Pipe(model), placement.plan)]
+        assert not [*audit(placement.modules, placement.plan)]
     for room in rooms:
         assert peaks[room.device] <= room.nbytes + rounding(model, places, room.device)
     placement.release()
@@ -295,11 +293,13 @@ def is_below(path: str, ancestor: str) -> bool:
 
 def rounding(model: Any, places: Mapping[str, Place], device: str) -> int:
     """The most that a device holds of weights beside the bytes in the map."""
-    extra = 0
+    extra, stored = 0, model.state_dict().keys()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         place = places[nearest_ancestor(name.rpartition(".")[0], places)]
-        is_buffer = not isinstance(tensor, torch.nn.Parameter)
-        if place.device == device and (place.residency is Residency.ALWAYS or is_buffer):
+        stays = place.residency is Residency.ALWAYS or (
+            name not in stored and not isinstance(tensor, torch.nn.Parameter)
+        )
+        if place.device == device and stays:
             extra += -tensor.numel() * tensor.element_size() % ALLOCATED_BYTES
             extra += tensor.numel() * tensor.element_size() * (place.residency is Residency.PER_LEAF)
     return extra + 2 * ALLOCATED_BYTES  # weight and bias of the layer that is brought
@@ -398,7 +398,7 @@ def test_weights_that_are_cast_are_brought_from_an_offload_folder(
     with weight_peaks(ledger, DEVICES) as peaks:
         placement = placed(model, assignment_of(layout, places))
         check_map_is_respected(model, places)
-        assert not [each for each in audit(Pipe(model), placement.plan) if "was planned in" not in each.what]
+        assert not [each for each in audit(placement.modules, placement.plan) if "was planned in" not in each.what]
         assert same(outcome(model, name, "cuda:0", dtype), expected)
 
     assert peaks["cuda:0"] <= room.nbytes + rounding(model, places, "cuda:0")
@@ -412,6 +412,55 @@ def test_weights_that_are_cast_are_brought_from_an_offload_folder(
 def size_of(layout: Layout) -> int:
     """The bytes of all modules."""
     return sum(module.own_bytes for module in layout.modules)
+
+
+# What reads the weights of a layer below it without calling that
+
+
+def _siglip() -> Any:
+    config = transformers.SiglipVisionConfig(
+        hidden_size=32, intermediate_size=37, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=8
+    )  # fmt: skip
+    return transformers.SiglipVisionModel(config)
+
+
+READERS: Mapping[str, tuple[Callable[[], Any], torch.Tensor]] = {
+    "the image encoder of FLUX Redux": (_siglip, _numbers(1, 3, 32, 32)),
+    "pooled text of DeepFloyd": (lambda: torch.nn.Sequential(AttentionPooling(4, 32)), _numbers(2, 5, 32)),
+}
+
+
+@pytest.mark.parametrize("way", ["by layer", "in groups"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_layer_that_reads_the_weights_of_another_finds_them(
+    name: str, way: str, virtual_machine: MakeMachine
+) -> None:
+    """The weights below it are there while it runs, and at home before and after."""
+    make, given = READERS[name]
+    torch.manual_seed(0)
+    model, device = make().eval(), torch.device("cuda:0")
+    with torch.no_grad():
+        expected = last_of(model(given))
+        ledger = virtual_machine().ledger
+        by_layer = way == "by layer"
+        weights: Weights = (
+            PerLeaf(model, device, frozenset()) if by_layer else Grouped(model, device, {**DEFAULT_GROUPS})
+        )
+        weights.attach()
+        for _ in range(2):
+            weights.bring()
+            assert same(last_of(model(given.to(device))), expected)
+            weights.rest()
+            assert {tensor.device.type for tensor in model.parameters()} == {"meta" if by_layer else "cpu"}
+    weights.detach()
+    assert same(last_of(model(given)), expected)
+    assert ledger.live_bytes("cuda:0") <= ALLOCATED_BYTES
+
+
+def last_of(result: Any) -> torch.Tensor:
+    """The last tensor that a model returns."""
+    last: torch.Tensor = result if isinstance(result, torch.Tensor) else result[-1]
+    return last
 
 
 # What cannot be split
@@ -430,9 +479,9 @@ def test_a_model_whose_class_says_nothing_goes_whole(saved: Saved) -> None:
     assert spread(layout, [Room("cuda:0", size - 1), Room("cuda:1", size - 1)], None) is None
 
 
-def test_a_pipeline_s_plan_tells_what_could_not_be_split(tmp_path: Path, virtual_machine: MakeMachine) -> None:
+def test_a_pipeline_s_plan_tells_what_could_not_be_split(tiny: Tiny, virtual_machine: MakeMachine) -> None:
     """LTX's transformer does not say which of its modules stay whole: it is placed whole, and the plan notes it."""
-    spec = write_spec("ltx", tmp_path)
+    spec = tiny.spec("ltx")
     overrides = {"device_map": {"transformer": {"execution": ["cuda:0", "cuda:1"]}, "default": "cuda:1"}}
     virtual_machine()
 

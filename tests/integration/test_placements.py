@@ -132,10 +132,13 @@ def resting_devices(pipe: Any) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_every_placement_gives_the_bits_of_a_plain_run_twice(
+def test_every_placement_gives_the_bits_of_a_plain_run_twice_and_is_undone(
     name: str, virtual_machine: MakeMachine, expected: list[np.ndarray]
 ) -> None:
-    """Two generations in a row equal the plain run bit for bit, and the reported map is where the weights are."""
+    """Two generations in a row equal the plain run bit for bit, and the reported map is where the weights are.
+
+    After a reset all weights are on the cpu, no hook is left, and the pipeline draws there as a plain one does.
+    """
     virtual_machine()
     pipe = load(PLACEMENTS[name])
 
@@ -145,6 +148,18 @@ def test_every_placement_gives_the_bits_of_a_plain_run_twice(
     on_host = {"disk": "cpu"}  # mapped from their files, which the audit at loading has checked
     assert resting_devices(pipe) == {part: {on_host.get(to, to)} for part, to in pipe.hf_device_map.items()}
     assert set(pipe.hf_device_map) == {"unet", "vae", "text_encoder"}
+
+    pipe.reset_device_map()
+    pipe.reset_device_map()
+
+    assert pipe.hf_device_map is None
+    for component in (pipe.unet, pipe.vae, pipe.text_encoder):
+        for module in component.modules():
+            assert not {"forward", "encode", "decode", "_hf_hook"} & set(vars(module))
+            assert not module._forward_hooks
+            assert not module._forward_pre_hooks
+        assert {str(tensor.device) for tensor in component.parameters()} == {"cpu"}
+    assert np.array_equal(draw(pipe, 0), expected[0])
 
 
 @pytest.mark.parametrize("name", ["explicit", "balanced", "mixed", "text encoder computed on the cpu"])
@@ -256,28 +271,6 @@ def test_one_device_leaves_no_hook(virtual_machine: MakeMachine) -> None:
             assert not hasattr(module, "_hf_hook")
             assert not module._forward_hooks
             assert not module._forward_pre_hooks
-
-
-@pytest.mark.parametrize("name", PLACEMENTS)
-def test_reset_device_map_undoes_everything(
-    name: str, virtual_machine: MakeMachine, expected: list[np.ndarray]
-) -> None:
-    """After a reset all weights are on the cpu, no hook is left, and the pipeline draws there as a plain one does."""
-    virtual_machine()
-    pipe = load(PLACEMENTS[name])
-    draw(pipe, 0)
-
-    pipe.reset_device_map()
-    pipe.reset_device_map()
-
-    assert pipe.hf_device_map is None
-    for component in (pipe.unet, pipe.vae, pipe.text_encoder):
-        for module in component.modules():
-            assert not {"forward", "encode", "decode", "_hf_hook"} & set(vars(module))
-            assert not module._forward_hooks
-            assert not module._forward_pre_hooks
-        assert {str(tensor.device) for tensor in component.parameters()} == {"cpu"}
-    assert np.array_equal(draw(pipe, 0), expected[0])
 
 
 def test_a_placement_that_breaks_off_leaves_nothing_behind(virtual_machine: MakeMachine) -> None:

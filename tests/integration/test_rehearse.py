@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 import transformers
 
-from dmconfig.build import build_pipeline
+from dmconfig.build import build_pipelines
 from dmconfig.dispatch import dispatch, placement
 from dmconfig.load import Checked, check_file, plan_for
 from dmconfig.progress import NoProgress
@@ -93,7 +93,7 @@ def rehearsed(checked: Checked, settings: Settings, gpus: Sequence[float] = (1, 
 
 def with_values(checked: Checked, rehearsal: Rehearsal, settings: Settings) -> tuple[Peaks, Moves]:
     """Return what the books of a machine say of a run of the loaded pipeline, in which everything is computed."""
-    pipe: Any = build_pipeline(checked.resolved, checked.assembly, rehearsal.plan, NoProgress())
+    pipe: Any = build_pipelines(checked.resolved, checked.assembly, rehearsal.plan, NoProgress())[0]
     pipe.set_progress_bar_config(disable=True)
     capacities = {device.id: device.capacity_bytes for device in rehearsal.devices}
     with VirtualMachine([*capacities.values()]) as machine, torch.no_grad():

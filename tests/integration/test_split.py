@@ -6,14 +6,15 @@ import contextlib
 import gc
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from diffusers import DiffusionPipeline, FluxTransformer2DModel, ModelMixin, UNet2DConditionModel
+from packaging.version import Version
 
 import dmconfig
 from dmconfig import DMConfigError, load_from_yaml, report
@@ -25,66 +26,15 @@ from dmconfig.virtual import Ledger
 from tests.integration.test_matrix import allocated_bytes, distinct_sizes, hooks_of_ours, places
 from tests.integration.test_placements import DIGITS, PIPELINE
 from tests.integration.test_placements import draw as draw_digit
-from tests.tiny_pipelines import call_arguments, draw, write_spec
+from tests.tiny_pipelines import SEEDS, Tiny, call_arguments, copy_weights, draw, modules_in, write_spec
 from tests.virtual_devices import MakeMachine
 
-SEEDS = (0, 1)
 DEVICES = ("cuda:0", "cuda:1")
 PLACES: Sequence[Any] = (*DEVICES, "cpu", *({"execution": device, "offload": "sequential"} for device in DEVICES))
 """Where a part may be: it stays on a device, or is brought to one layer by layer."""
 
 QUICK = [("sd", 1), ("flux", 0)]
-SLOW = [(kind, seed) for kind in ("sd", "sdxl", "sd3", "flux", "wan", "ltx", "controlnet") for seed in range(3)]
-
-
-def modules_in(pipe: Any) -> dict[str, torch.nn.Module]:
-    """The components of a pipeline that have weights."""
-    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
-
-
-def copy_weights(module: torch.nn.Module) -> None:
-    """Copy the weights that are on the cpu, as a move does.
-
-    diffusers maps the file, at whatever address, and a product of a matrix with one vector gives other bits where the
-    matrix is not aligned to 16 bytes.
-    """
-    for parameter in module.parameters():
-        if parameter.device.type == "cpu":
-            parameter.data = parameter.data.clone()
-
-
-@dataclass(slots=True)
-class Tiny:
-    """The tiny pipelines of this module, plain ones with copied weights and their pictures; made when asked for."""
-
-    folder: Path
-    _plain: dict[str, Any] = field(default_factory=dict)
-    _pictures: dict[str, list[np.ndarray]] = field(default_factory=dict)
-
-    def spec(self, kind: str) -> Path:
-        """Return the spec file of a kind."""
-        file = self.folder / f"{kind}.yaml"
-        return file if file.exists() else write_spec(kind, self.folder)
-
-    def plain(self, kind: str) -> Any:
-        """Return the pipeline as diffusers loads it, on the cpu."""
-        if kind not in self._plain:
-            self._plain[kind] = DiffusionPipeline.from_pretrained(self.spec(kind).with_suffix(""))
-            for module in modules_in(self._plain[kind]).values():
-                copy_weights(module)
-        return self._plain[kind]
-
-    def pictures(self, kind: str) -> list[np.ndarray]:
-        """Return the pictures of a plain cpu run, one per seed."""
-        if kind not in self._pictures:
-            self._pictures[kind] = [draw(self.plain(kind), kind, seed) for seed in SEEDS]
-        return self._pictures[kind]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """The tiny pipelines, written once for the module."""
-    return Tiny(tmp_path_factory.mktemp("tiny"))
+CUTS = [(kind, seed) for kind in ("sd", "sdxl", "sd3", "flux", "wan", "ltx", "controlnet") for seed in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +52,9 @@ def sevens(plain: Any, one_thread: None) -> list[np.ndarray]:
     return [draw_digit(plain, seed) for seed in SEEDS]
 
 
+IS_NEW = Version(transformers.__version__) >= Version("5")
+LAYER = f"{'' if IS_NEW else 'text_model.'}encoder.layers.0"
+"""A layer of the text encoder; transformers before 5 has them one level deeper."""
 DIGIT_PARTS: Mapping[str, Any] = {
     "unet": "cuda:0",
     "unet.mid_block": {"execution": "cuda:1", "offload": "sequential"},
@@ -111,7 +64,7 @@ DIGIT_PARTS: Mapping[str, Any] = {
     "vae.decoder.up_blocks.0": "cuda:0",
     "vae.encoder.down_blocks": "cuda:0",
     "text_encoder": "cuda:0",
-    "text_encoder.encoder.layers.0": "cuda:1",
+    f"text_encoder.{LAYER}": "cuda:1",
 }
 
 
@@ -179,7 +132,7 @@ def live_bytes(ledger: Ledger) -> list[int]:
 
 def check_cut(kind: str, seed: int, tiny: Tiny, make_machine: MakeMachine) -> None:
     """Check one random cut of every component of a kind."""
-    modules = modules_in(tiny.plain(kind))
+    modules = tiny.modules(kind)
     device_map = random_parts(modules, f"{kind} {seed}")
     ledger = make_machine().ledger
     expected = tiny.pictures(kind)
@@ -203,24 +156,20 @@ def check_cut(kind: str, seed: int, tiny: Tiny, make_machine: MakeMachine) -> No
     assert live_bytes(ledger) == [0, 0]
 
 
-@pytest.mark.parametrize(("kind", "seed"), QUICK)
+@pytest.mark.parametrize(
+    ("kind", "seed"), [pytest.param(*cut, marks=() if cut in QUICK else pytest.mark.slow) for cut in CUTS]
+)
 def test_a_cut_computes_what_the_whole_does(kind: str, seed: int, tiny: Tiny, virtual_machine: MakeMachine) -> None:
-    """Modules of every component, picked at random, on devices picked at random: the bits of a plain run, twice."""
-    check_cut(kind, seed, tiny, virtual_machine)
+    """Modules of every component, picked at random, on devices picked at random: the bits of a plain run, twice.
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "seed"), SLOW)
-def test_every_kind_cut_at_random(kind: str, seed: int, tiny: Tiny, virtual_machine: MakeMachine) -> None:
-    """The same for UNets, transformers, their text encoders and autoencoders, with and without a controlnet."""
+    UNets, transformers, their text encoders and autoencoders, with and without a controlnet.
+    """
     check_cut(kind, seed, tiny, virtual_machine)
 
 
 def test_random_cuts_are_of_all_kinds(tiny: Tiny) -> None:
     """Among them every place is used, at the top of a component, below a list of blocks, and deep inside a block."""
-    maps = [
-        random_parts(modules_in(tiny.plain(kind)), f"{kind} {seed}") for kind in ("sd", "flux") for seed in range(3)
-    ]
+    maps = [random_parts(tiny.modules(kind), f"{kind} {seed}") for kind in ("sd", "flux") for seed in range(3)]
     entries = [(path, str(place)) for device_map in maps for path, place in device_map.items()]
     assert {place for path, place in entries if "." in path} == {str(place) for place in PLACES}
     assert {place for path, place in entries if "." not in path} == {str(place) for place in PLACES}
@@ -277,6 +226,7 @@ def test_entries_other_than_forward_are_carried_through_the_parts(virtual_machin
     def entered(parts: Any, device: torch.device) -> list[torch.Tensor]:
         layer = next(m for m in parts.text_encoder.modules() if type(m).__name__ == "CLIPEncoderLayer")
         norm = next(m for path, m in parts.text_encoder.named_modules() if path.endswith("final_layer_norm"))
+        masks = (None,) * (1 if IS_NEW else 2)
         return [
             parts.vae.decode(latents.to(device)).sample,
             parts.vae.encode(picture.to(device)).latent_dist.mean,
@@ -285,8 +235,8 @@ def test_entries_other_than_forward_are_carried_through_the_parts(virtual_machin
                                  torch.ones(1, 4 * parts.unet.config.block_out_channels[0], device=device),
                                  encoder_hidden_states=words.to(device)),
             parts.unet.up_blocks[1].resnets[0].norm2(torch.ones(1, 32, 4, 4, device=device)),
-            layer(words.to(device), None)[0] if isinstance(layer(words.to(device), None), tuple)
-            else layer(words.to(device), None),
+            layer(words.to(device), *masks)[0] if isinstance(layer(words.to(device), *masks), tuple)
+            else layer(words.to(device), *masks),
             norm(words.to(device)),
         ]  # fmt: skip
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dmconfig.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, parse_document, parse_scalar, read_document
 from dmconfig.errors import Code, DocumentError, Problem
@@ -213,7 +214,7 @@ def test_duplicate_key_however_written_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "position", "what"),
     [
-        ("<<: {a: 1}\n", (1, 1), "merge keys (<<) are not accepted"),
+        ("<<: a\n", (1, 5), "<< takes a mapping, or a list of mappings"),
         ("a: 1\nb: !!str 1\n", (2, 4), "tag 'tag:yaml.org,2002:str' is not accepted"),
         ("a: !mine {b: 1}\n", (1, 4), "tag '!mine' is not accepted"),
         ("? [a, b]\n: 1\n", (1, 3), "a key must be a word or a number"),
@@ -225,6 +226,54 @@ def test_yaml_that_is_not_accepted_is_refused_by_name(text: str, position: tuple
     """Tags, merge keys, keys that are not words and second documents each have a sentence and a place."""
     problem = refusal(text)
     assert (problem.code, where(problem), problem.what) == (Code.UNSUPPORTED_YAML, position, what)
+
+
+def test_merge_key_adds_keys_where_they_were_written() -> None:
+    """A merged key is located in its anchor, also through a list and a second merge; a key of its own wins."""
+    document = document_from(
+        "a: &a {x: 1, v: 2}\nb: &b\n  <<: *a\n  z: 3\nc: &c {w: 4, x: 5}\nd:\n  <<: [*b, *c]\n  v: 6\n"
+    )
+    assert document.data["d"] == {"x": 1, "v": 6, "z": 3, "w": 4}
+    assert (
+        document.data["d"]
+        == yaml.safe_load("a: &a {x: 1, v: 2}\nb: &b {<<: *a, z: 3}\nc: &c {w: 4, x: 5}\nd: {<<: [*b, *c], v: 6}")["d"]
+    )
+    assert place(document, ("d", "x")) == (1, 11)
+    assert place(document, ("d", "x"), key=True) == (1, 8)
+    assert place(document, ("d", "z")) == (4, 6)
+    assert place(document, ("d", "w")) == (5, 11)
+    assert place(document, ("d", "v")) == (8, 6)
+
+
+def test_merge_key_twice_is_refused() -> None:
+    """Which of two merges comes first would be a guess."""
+    problem = refusal("a: &a {x: 1}\nb: {<<: *a, <<: *a}\n")
+    assert (problem.code, where(problem)) == (Code.DUPLICATE_KEY, (2, 13))
+
+
+def test_merges_count_as_values_and_are_limited() -> None:
+    """Merges of merges that stand for 10^9 mappings are refused, in well under a second."""
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{i}: &a{i} {{<<: [" + ", ".join([f"*a{i - 1}"] * 10) + "]}" for i in range(1, 9)]
+    start = time.process_time()
+    assert refusal("\n".join(lines)).code is Code.TOO_LARGE
+    assert time.process_time() - start < 5
+
+
+def test_number_with_a_bare_exponent_is_a_number() -> None:
+    """What YAML 1.2 calls a number is one: a learning rate needs no dot and no sign."""
+    assert document_from("eta: 1e-4\nflops: 0.6e12\n").data == {"eta": 1e-4, "flops": 0.6e12}
+
+
+def test_refused_text_leaves_what_could_be_read() -> None:
+    """An error that is not of syntax carries the document, so that its other problems can be told as well."""
+    with pytest.raises(DocumentError) as caught:
+        document_from("a: off\nb: 1\n")
+    assert caught.value.document is not None
+    assert caught.value.document.data == {"a": "off", "b": 1}
+    with pytest.raises(DocumentError) as caught:
+        document_from("a: [\n")
+    assert caught.value.document is None
 
 
 def test_quoted_merge_key_is_a_word() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dmconfig.errors import RunError, SpecError
-from dmconfig.output import check_output, save
+from dmconfig.errors import Code, RunError, SpecError
+from dmconfig.output import check_output, file_problems, save, write_text
 
 
 def still(shade: int = 0) -> Image.Image:
@@ -88,3 +88,37 @@ def test_a_path_that_cannot_be_a_picture_is_refused_early(tmp_path: Path, name: 
 
     with pytest.raises(SpecError):
         check_output(tmp_path / name)
+
+
+def test_write_text_is_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A new text takes the old one's place, its folder is made, and nothing else is left behind."""
+    file = tmp_path / "plans" / "plan.svg"
+    write_text("one", file)
+    write_text("other", file)
+    assert file.read_bytes() == b"other"
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_write_text_that_fails_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    """A folder in the file's place is an error of the output."""
+    (tmp_path / "plan.svg").mkdir()
+    with pytest.raises(RunError) as error:
+        write_text("one", tmp_path / "plan.svg")
+    (problem,) = error.value.problems
+    assert (problem.code, problem.origin) == (Code.OUTPUT_NOT_WRITTEN, "--out")
+    assert [*tmp_path.iterdir()] == [tmp_path / "plan.svg"]
+
+
+def test_file_problems_are_all_that_is_wrong_with_a_path(tmp_path: Path) -> None:
+    """An ending, a folder, and a place below a file are each refused; a new folder is not."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.svg").mkdir()
+    assert [*file_problems(tmp_path / "new" / "plan.SVG", ".svg")] == []
+    assert [problem.what for problem in file_problems(tmp_path / "folder.svg", ".svg")] == [
+        f"{tmp_path / 'folder.svg'} is a folder"
+    ]
+    wrong = tmp_path / "file" / "plan.png"
+    assert [(problem.what, problem.fix) for problem in file_problems(wrong, ".svg")] == [
+        (f"{wrong} does not end in .svg", f"write --out {tmp_path / 'file' / 'plan.svg'}"),
+        (f"{wrong} cannot be written: {tmp_path / 'file'} is not a folder one may write to", ""),
+    ]

@@ -3,15 +3,13 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from dmconfig.errors import Code, RunError
 from dmconfig.load import plan_for
-from dmconfig.picture import picture_problems, plan_picture, write_picture
+from dmconfig.picture import plan_picture
 from dmconfig.plan import Plan
 from dmconfig.render.stacks import Block, stacks_of
 from dmconfig.units import GIB
@@ -211,37 +209,3 @@ def test_picture_escapes_what_a_machine_is_called(brought: Plan) -> None:
     odd = replace(brought, machine='<a> & "b"\x07\ud800')
     title = ET.fromstring(plan_picture(odd, IN_TURN).encode()).findtext(f"{SVG}title")  # noqa: S314 - our own text
     assert title == 'Plan of StableDiffusionPipeline on <a> & "b"  '
-
-
-def test_write_picture_is_whole_or_not_at_all(tmp_path: Path) -> None:
-    """A new picture takes the old one's place, its folder is made, and nothing else is left behind."""
-    file = tmp_path / "plans" / "plan.svg"
-    write_picture("one", file)
-    write_picture("other", file)
-    assert file.read_bytes() == b"other"
-    assert [*file.parent.iterdir()] == [file]
-
-
-def test_write_picture_that_fails_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    """A folder in the picture's place is an error of the output."""
-    (tmp_path / "plan.svg").mkdir()
-    with pytest.raises(RunError) as error:
-        write_picture("one", tmp_path / "plan.svg")
-    (problem,) = error.value.problems
-    assert (problem.code, problem.origin) == (Code.OUTPUT_NOT_WRITTEN, "--out")
-    assert [*tmp_path.iterdir()] == [tmp_path / "plan.svg"]
-
-
-def test_picture_problems_are_all_that_is_wrong_with_a_path(tmp_path: Path) -> None:
-    """An ending, a folder, and a place below a file are each refused; a new folder is not."""
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder.svg").mkdir()
-    assert [*picture_problems(tmp_path / "new" / "plan.SVG")] == []
-    assert [problem.what for problem in picture_problems(tmp_path / "folder.svg")] == [
-        f"{tmp_path / 'folder.svg'} is a folder"
-    ]
-    wrong = tmp_path / "file" / "plan.png"
-    assert [(problem.what, problem.fix) for problem in picture_problems(wrong)] == [
-        (f"{wrong} does not end in .svg", f"write --out {tmp_path / 'file' / 'plan.svg'}"),
-        (f"{wrong} cannot be written: {tmp_path / 'file'} is not a folder one may write to", ""),
-    ]

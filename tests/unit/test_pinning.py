@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from dmconfig.cli import app
-from dmconfig.editing import replace_file, set_beside
+from dmconfig.editing import set_beside
 from dmconfig.errors import DocumentError
 from dmconfig.pinning import pin
 from tests.loopback_hub import Hub, serve
@@ -149,12 +149,9 @@ def test_set_beside_refuses_a_key_it_cannot_find() -> None:
         set_beside("a: 1\n", {("b", "revision"): COMMIT}, after={("b", "revision"): "source"})
 
 
-def test_replace_file_keeps_rights_and_follows_links(tmp_path: Path) -> None:
-    """The file behind a link is replaced, with the rights it had; nothing else is left in the folder."""
-    file, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
-    file.write_text("old")
-    file.chmod(0o640)
-    link.symlink_to(file)
-    replace_file(link, "new")
-    assert (file.read_text(), file.stat().st_mode & 0o777, link.is_symlink()) == ("new", 0o640, True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.yaml", "real.yaml"]
+def test_pin_leaves_what_is_in_another_file_to_that_file(hub: Hub, spec: Callable[[str], Path], tmp_path: Path) -> None:
+    """A file that extends another has only its own hub ids pinned."""
+    (tmp_path / "base.yaml").write_text("version: 1\npipeline: {source: a/one}\n")
+    file = spec("extends: base.yaml\ncomponents: {vae: {source: b/two}}\n")
+    assert [each.hub_id for each in pin(file).pins] == ["b/two"]
+    assert [each.hub_id for each in pin(tmp_path / "base.yaml").pins] == ["a/one"]
