@@ -74,15 +74,19 @@ bench: $(TESTED) ## time the commands, plans, the loading of a 2 GB pipeline and
 	$(BIN)/python benchmarks/disk_tier.py || failed=1; \
 	exit $$failed
 
-schema: $(TESTED) ## write the JSON Schemas of specs, machine files and plans anew
+schema: $(TESTED) ## write the JSON Schemas of specs, machine files, plans, rehearsals and sweeps anew
 	@mkdir -p build schemas
 	$(BIN)/dmconfig schema > build/schema.json
 	$(BIN)/dmconfig machine --schema > build/machine.json
 	$(BIN)/dmconfig schema --plan > build/plan.json
+	$(BIN)/dmconfig schema --rehearsal > build/rehearsal.json
+	$(BIN)/dmconfig schema --sweep > build/sweep.json
 	@mv build/schema.json schemas/dmconfig-1.schema.json
 	@mv build/machine.json schemas/machine-1.schema.json
 	@mv build/plan.json schemas/plan-1.schema.json
-	@echo "wrote schemas/dmconfig-1.schema.json, schemas/machine-1.schema.json and schemas/plan-1.schema.json"
+	@mv build/rehearsal.json schemas/rehearsal-1.schema.json
+	@mv build/sweep.json schemas/sweep-1.schema.json
+	@echo "wrote the schemas of specs, machine files, plans, rehearsals and sweeps in schemas/"
 
 reference: $(TESTED) ## write the pages of keys and of error codes anew, from the models
 	$(BIN)/python tools/reference.py

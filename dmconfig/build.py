@@ -8,12 +8,12 @@ collection in the middle (it is more than half of a first load). Placing is for 
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmconfig.assembly import Assembly, Component, Sharing
 from dmconfig.errors import BuildError, Code, DispatchError
+from dmconfig.garbage import gc_paused
 from dmconfig.loaders import class_of, load_module, load_other
 from dmconfig.offload import OffloadFolder, resting_on_disk
 from dmconfig.paths import ConfigPath
@@ -49,18 +49,6 @@ def _write(resolved: Resolved, files: OffloadFolder, module: Any, assignment: As
         files.take(assignment.component, resting_on_disk(module, assignment))
     except DispatchError as error:
         raise DispatchError(resolved.located(error.problems)) from error
-
-
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Stop cyclic garbage collection for a while: loading makes many objects and no garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _load(resolved: Resolved, component: Component, dtype: str | None) -> Any:

@@ -104,6 +104,9 @@ class Code(StrEnum):
     OUTPUT_NOT_WRITTEN = "DM604"
     BAD_OFFLOAD_FOLDER = "DM605"
     TRANSFER_FAILED = "DM606"
+    # DM62x: rehearsing
+    REHEARSAL_FAILED = "DM620"
+    REHEARSAL_DISAGREES = "DM621"
 
     @property
     def slug(self) -> str:

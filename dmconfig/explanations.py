@@ -424,5 +424,19 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "A host with an IOMMU that breaks copies between cards, or a driver that does.",
         "Run dmconfig doctor, and follow what the report says of the pair of devices.",
     ),
+    Code.REHEARSAL_FAILED: _words(
+        "A rehearsal that a plan or a sweep needs ended before it had a result: the process in which it ran was "
+        "stopped, mostly because the host had no memory left, or fell over something that is a fault of dmconfig.",
+        "dmconfig plan pipe.yaml --rehearse, on a machine with very little free memory.",
+        "Look at what it printed above; free some memory and try again. If it is no matter of memory, please report "
+        "it with the output of the same command.",
+    ),
+    Code.REHEARSAL_DISAGREES: _words(
+        "The reserve is to be rehearsed, and no plan was found whose own rehearsal needs no more than it keeps free: "
+        "with more room for activations the weights go elsewhere, where the activations take more again.",
+        "reserve: rehearsed, with a device_map that leaves no room for what the decoder takes.",
+        "Write a reserve in bytes, at least what the report names; ask for a smaller picture under call; or let "
+        "weights rest elsewhere with low_memory.",
+    ),
 }
 """One for every code."""

@@ -13,13 +13,14 @@ from dmconfig.assembly import PIPELINE, Assembly, Component
 from dmconfig.check import check, check_weights
 from dmconfig.compatibility import dtype_notes
 from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
+from dmconfig.garbage import gc_paused
 from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
 from dmconfig.layers import Files, read_files
 from dmconfig.measure import Headers, cast_notes, lay_out_split, measure, variant_notes
 from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
-from dmconfig.spec import Spec, validate_spec
+from dmconfig.spec import REHEARSED, Spec, validate_spec
 from dmconfig.trust import moving_revisions, unpinned
 
 if TYPE_CHECKING:
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
     from dmconfig.offload import OffloadFolder
     from dmconfig.plan import Alternative, Comparison, Plan
     from dmconfig.plan.task import Task
+    from dmconfig.rehearse.script import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A spec that passed every rule, and what its pipeline is made of."""
+    """A spec that passed every rule, and what its pipeline is made of; ``notes`` are to be told with its plan."""
 
     resolved: Resolved
     spec: Spec
     assembly: Assembly
+    notes: tuple[str, ...] = ()
 
     def call_of(self, pipeline: str) -> dict[str, Argument]:
         """Return the arguments that the file gives to the call of one of its pipelines.
@@ -130,24 +133,59 @@ def check_profiles(
         raise SpecError(told)
 
 
-def plan_for(checked: Checked, inventory: Inventory, *, ask_hub: bool = False, to_load: bool = False) -> Plan:
+def plan_for(
+    checked: Checked,
+    inventory: Inventory,
+    *,
+    ask_hub: bool = False,
+    settings: Settings | None = None,
+    to_load: bool = False,
+) -> Plan:
     """Return the plan of a checked spec on a machine. Reads headers, never weights.
 
-    ``ask_hub`` lets the hub be asked for the headers of weights that are not on this machine. ``to_load``: the plan is
-    for loading now, so it remarks on sources that may be others next time.
+    ``ask_hub`` lets the hub be asked for the headers of weights that are not on this machine. Where the file's reserve
+    is to be rehearsed, that is done first, unless it is remembered from an earlier time; ``settings`` are what the
+    call is asked for beyond the file. ``to_load``: the plan is for loading now, so it remarks on sources that may be
+    others next time.
 
-    Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine. BuildError: the hub was to
-        be asked, and it failed.
+    Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine, or none agrees with its
+        rehearsal. BuildError: the hub was to be asked, and it failed; or what is to be rehearsed cannot be built.
     """
     from dmconfig.plan import make_plan
 
+    checked = with_reserve(checked, inventory, ask_hub=ask_hub, settings=settings)
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
     remarks = unpinned(spec) if to_load else ()
-    notes = (*variant_notes(assembly), *cast_notes(footprints), *dtype_notes(assembly), *remarks)
+    notes = (*checked.notes, *variant_notes(assembly), *cast_notes(footprints), *dtype_notes(assembly), *remarks)
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
+
+
+def with_reserve(
+    checked: Checked, inventory: Inventory, *, ask_hub: bool = False, settings: Settings | None = None
+) -> Checked:
+    """Return checked with the reserve that a rehearsal on a machine asks for, where the file leaves it to that.
+
+    Raises: PlanError, BuildError, DispatchError, SpecError: see ``rehearse.remembered``. MachineError: the machine's
+        accelerators cannot be rehearsed.
+    """
+    if checked.spec.reserve != REHEARSED:
+        return checked
+    from dmconfig.rehearse.reserve import reserve_for
+    from dmconfig.rehearse.script import Script, Settings
+
+    planner = functools.partial(plan_of, checked, ask_hub)
+    script = Script(resolved=checked.resolved, spec=checked.spec, assembly=checked.assembly)
+    reserve, note = reserve_for(script, planner, inventory, settings or Settings())
+    spec = checked.spec.model_copy(update={"reserve": reserve})
+    return replace(checked, spec=spec, notes=(*checked.notes, note))
+
+
+def plan_of(checked: Checked, ask_hub: bool, spec: Spec, inventory: Inventory) -> Plan:
+    """Return the plan of a checked spec with other values on a machine; see ``plan_for``."""
+    return plan_for(replace(checked, spec=spec), inventory, ask_hub=ask_hub)
 
 
 def _hub_headers() -> Headers:
@@ -210,6 +248,7 @@ def alternatives_for(
 def _task(checked: Checked, inventory: Inventory, *, ask_hub: bool) -> Task:
     from dmconfig.plan import make_task
 
+    checked = with_reserve(checked, inventory, ask_hub=ask_hub)
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
@@ -317,7 +356,7 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, Dif
     Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed; or, before anything is
         loaded, bytes do not survive copies between the accelerators of the plan, or the offload folder cannot be used.
     """
-    from dmconfig.build import build_pipelines, gc_paused
+    from dmconfig.build import build_pipelines
     from dmconfig.transfers import checked_once
 
     checked_once([plan.execution_device, *(d for assignment in plan.assignments for d in assignment.execution_devices)])

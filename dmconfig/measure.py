@@ -25,7 +25,7 @@ from dmconfig.footprint import (
 )
 from dmconfig.gguf import LOADABLE_TYPES, loaded_sizes_of_gguf, most_common_type
 from dmconfig.layout import Layout, lay_out, layout_of_tensors
-from dmconfig.layouts import packaged_layout
+from dmconfig.layouts import layout_by_config, packaged_layout
 from dmconfig.resolve import Resolved
 from dmconfig.source import CONFIG_FILES, Source, read_json
 from dmconfig.spec import Spec
@@ -72,7 +72,8 @@ def lay_out_split(
 
     ``as_auto``: as if the strategy were ``auto``, whatever it is.
 
-    Imports torch only for a component of transformers, or one of which there are only configs.
+    Imports torch only for a component that the file splits, if it is of transformers with a config that is not
+    packaged, or if there are only configs of it.
 
     Raises: SourceError: nothing on this machine tells how a component of the file's own choice is laid out.
     """
@@ -108,8 +109,10 @@ def _layout(component: Component, size: Footprint, resolved: Resolved, hub: Head
 
 def _known_layout(component: Component, size: Footprint, hub: Headers | None) -> Layout | None:
     """The layout that the weights of a diffusers component, or the packaged layouts, tell without building it."""
-    if component.library != "diffusers" or component.source.is_gguf:
+    if component.source.is_gguf:
         return None
+    if component.library != "diffusers":
+        return known_by_config(component, size.dtype)
     can_split = component.facts.no_split_modules is not None
     tensors = _tensors(component, hub)
     if tensors is not None:
@@ -119,6 +122,17 @@ def _known_layout(component: Component, size: Footprint, hub: Headers | None) ->
     if component.home.hub_id is None:
         return None
     return packaged_layout(component.home.hub_id, component.name, component.class_name, size.dtype)
+
+
+def known_by_config(component: Component, dtype: str) -> Layout | None:
+    """Return the packaged layout of a component of transformers: what its config says, here or packaged, tells it."""
+    return layout_by_config(
+        model_config(component),
+        component.class_name,
+        dtype,
+        members=component.facts.members,
+        keep_in_fp32=_patterns(component, dtype),
+    )
 
 
 def component_weights(component: Component) -> WeightFiles | None:

@@ -177,6 +177,8 @@ class _Reader:
                 yield "a strategy"
             case {"const": value}:
                 yield str(value)
+            case {"enum": [word]}:
+                yield f"the word {word}"
             case {"enum": words}:
                 yield f"one of {', '.join(words)}"
             case {"pattern": pattern}:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dmconfig.catalog import find_pipeline, known_ids
+from dmconfig.configs import config_folder
 from dmconfig.errors import Code, Problem, SourceError, nearest
 
 INDEX_FILE = "model_index.json"
@@ -146,7 +147,9 @@ def read_index(source: Source) -> PipelineIndex:
     if known is None:
         raise _unknown_here(source)
     entries = {part.name: Entry(library=part.library, class_name=part.class_name) for part in known.components}
-    return PipelineIndex(class_name=known.class_name, entries=entries)
+    packaged = config_folder(known.hub_id)
+    config = _index_in(packaged).config if packaged is not None else {}
+    return PipelineIndex(class_name=known.class_name, entries=entries, config=config)
 
 
 def is_whole_pipeline(source: Source) -> bool:

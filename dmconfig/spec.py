@@ -27,7 +27,17 @@ from dmconfig.hints import key_hint, renamed_key
 from dmconfig.layers import FILE_KEYS
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.units import BUDGET_FORMS, BUDGET_PATTERN, GIB, SIZE_FORMS, Budget, format_bytes, parse_budget
+from dmconfig.units import (
+    BUDGET_FORMS,
+    BUDGET_PATTERN,
+    GIB,
+    SIZE_FORMS,
+    SIZE_PATTERN,
+    Budget,
+    format_bytes,
+    parse_budget,
+    parse_size,
+)
 from dmconfig.validation import (
     CODES,
     FileKind,
@@ -50,6 +60,8 @@ from dmconfig.validation import (
 SCHEMA_VERSION = 1
 DEFAULT_RESERVE = 3 * GIB // 2
 """1.5 GiB: what decoding one 1024 px image takes in bfloat16 in every AutoencoderKL, more than most denoisers need."""
+REHEARSED = "rehearsed"
+"""The reserve that is what a rehearsal of the plan takes beside weights."""
 
 STRATEGY_MEANINGS = {
     "balanced": "Each component whole on one accelerator, the fullest one as empty as can be",
@@ -66,6 +78,11 @@ DTYPES = {
     "float32": "float32", "fp32": "float32", "float16": "float16", "fp16": "float16", "half": "float16",
     "bfloat16": "bfloat16", "bf16": "bfloat16", "auto": "auto",
 }  # fmt: skip
+
+
+class RehearsedReserve(dict[str, int]):
+    """A reserve by component, in bytes, that was rehearsed: less of it would not do."""
+
 
 LowMemory = Literal["none", "cpu_offload_with_hook", "sequential_cpu_offload", "group_offload"]
 
@@ -116,6 +133,17 @@ def _reason(value: object) -> object:
         context = {"text": "a reason is expected, in a few words", "fix": "write why, and who made the file"}
         raise PydanticCustomError("bad_reason", "{text}", context)
     return value
+
+
+def _reserve(value: object) -> object:
+    """The one word that a reserve may be, or a size in bytes."""
+    if value == REHEARSED:
+        return value
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        context = {"fix": f"did you mean {REHEARSED!r}?"} if nearest(str(value), [REHEARSED]) else {}
+        raise PydanticCustomError("bad_size", "{text}", {"text": f"{error}, or {REHEARSED}", **context}) from None
 
 
 def _form(value: object) -> str:
@@ -359,7 +387,14 @@ DeviceMapEntry = Annotated[
     Annotated[Word, Tag("(word)")] | Annotated[PlacementSpec, Tag("(mapping)")], Discriminator(_form)
 ]
 Calls = Annotated[float, Field(gt=0, strict=False, description="Times that it runs in one generation.")]
-Reserve = Annotated[Annotated[Size, Tag("(word)")] | Annotated[dict[str, Size], Tag("(mapping)")], Discriminator(_form)]
+_RESERVE_FORMS = text_or_number(SIZE_PATTERN, f"A size: {SIZE_FORMS}.")["anyOf"]
+ReserveWord = Annotated[
+    int | Literal["rehearsed"],
+    BeforeValidator(_reserve, json_schema_input_type=written_as({"anyOf": [*_RESERVE_FORMS, {"enum": [REHEARSED]}]})),
+]
+Reserve = Annotated[
+    Annotated[ReserveWord, Tag("(word)")] | Annotated[dict[str, Size], Tag("(mapping)")], Discriminator(_form)
+]
 DeviceMap = Annotated[
     Annotated[Word, Tag("(word)")] | Annotated[dict[str, DeviceMapEntry], Tag("(mapping)")], Discriminator(_form)
 ]
@@ -418,8 +453,9 @@ class Spec(Model):
     reserve: Reserve = Field(
         DEFAULT_RESERVE,
         description=f"Kept free for activations on every accelerator used: {SIZE_FORMS}. Or a mapping: for a device, "
-        "for the phase in which a component runs, and under `default` for the others.",
-        examples=["3GiB", {"vae": "4GiB", "cuda:1": "1GiB", "default": "2GiB"}],
+        "for the phase in which a component runs, and under `default` for the others. Or `rehearsed`: what a rehearsal "
+        "of the plan takes beside weights, with the arguments under `call`; the two are repeated until they agree.",
+        examples=["3GiB", {"vae": "4GiB", "cuda:1": "1GiB", "default": "2GiB"}, "rehearsed"],
         json_schema_extra={"default": format_bytes(DEFAULT_RESERVE).replace(" ", "")},
     )
     low_memory: LowMemory = Field(
@@ -456,9 +492,14 @@ class Spec(Model):
     )
 
     def reserve_of(self, component: str, device: str) -> int:
-        """Return the bytes kept free on an accelerator while a component runs there."""
+        """Return the bytes kept free on an accelerator while a component runs there.
+
+        Raises: TypeError: they are to be rehearsed, and have not been.
+        """
         if isinstance(self.reserve, int):
             return self.reserve
+        if isinstance(self.reserve, str):
+            raise TypeError("a reserve that is to be rehearsed is not known before that")  # see load.plan_for
         by_device = {device_or_none(key): size for key, size in self.reserve.items()}
         default = self.reserve.get(DEFAULT, DEFAULT_RESERVE)
         return self.reserve.get(component, by_device.get(device, default))

@@ -54,7 +54,7 @@ class Starter:
             write_whole(self.file, self.text.encode())
         except OSError as error:
             raise _not_written(
-                self.file, str(error.strerror or error), "name a file in a folder that is there"
+                self.file, str(error.strerror or error), "name a file that this user can write"
             ) from error
 
 

@@ -20,7 +20,9 @@ def init(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The spec to write.")] = Path("pipe.yaml"),
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The spec to write; its folder is made.")] = Path(
+        "pipe.yaml"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     machine: MachineOption = None,
     gpus: GpusOption = None,

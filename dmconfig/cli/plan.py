@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,13 +23,22 @@ from dmconfig.cli.options import (
     overrides_of,
     read_all,
 )
-from dmconfig.cli.printing import exit_on_problems, print_json, print_plan, print_problems, show, terminal_width
+from dmconfig.cli.printing import (
+    exit_on_problems,
+    print_json,
+    print_plan,
+    print_problems,
+    quiet_libraries,
+    show,
+    terminal_width,
+)
 
 if TYPE_CHECKING:
     from dmconfig.errors import Problem
     from dmconfig.inventory import Inventory
     from dmconfig.load import Checked
     from dmconfig.plan import Plan
+    from dmconfig.resolve import Override
 
 
 def plan(
@@ -56,6 +66,10 @@ def plan(
     hub: Annotated[
         bool, typer.Option("--hub", help="Ask the hub for the headers of weights that are not on this machine.")
     ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Reserve what a rehearsal takes beside weights: short for reserve=rehearsed."),
+    ] = False,
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Show where every component will live on this machine, or on one described by a file, a name or sizes."""
@@ -65,7 +79,7 @@ def plan(
         _, chosen, overrides = read_all(
             lambda: _check_views(explain, all_, out),
             lambda: chosen_machine(machine, gpus, ram, disk),
-            lambda: overrides_of(set_),
+            lambda: [*overrides_of(set_), *_rehearsed_reserve(rehearse)],
         )
         checked = check_file(file, overrides, overlays=overlays or (), profile=profile, ask_hub=hub)
         if all_:
@@ -79,6 +93,16 @@ def plan(
             print_plan(planned, format_)
             if out is not None and format_ is Format.TEXT:
                 typer.echo(f"wrote {out}")
+
+
+def _rehearsed_reserve(wanted: bool) -> Iterator[Override]:
+    """The override that ``--rehearse`` stands for."""
+    from dmconfig.resolve import Override
+    from dmconfig.spec import REHEARSED
+
+    if wanted:
+        quiet_libraries()
+        yield Override(path=("reserve",), value=REHEARSED, origin="--rehearse", folder=Path.cwd())
 
 
 def _check_views(explain: str | None, all_: bool, out: Path | None) -> None:

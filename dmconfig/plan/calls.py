@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dmconfig.assembly import Assembly
+from dmconfig.assembly import DENOISER_NAMES, Assembly
 from dmconfig.facts import PipelineFacts
 from dmconfig.spec import Spec
 
 DEFAULT_STEPS = 50
 _STEPS = "num_inference_steps"
-_DENOISERS = ("transformer", "unet", "prior", "decoder", "dit", "controlnet")
+_PER_STEP = (*DENOISER_NAMES, "controlnet")
 
 CALLS_PER_STEP: Mapping[str, float] = {
     **dict.fromkeys(
@@ -35,8 +35,8 @@ ONE_TEXT_CALL = frozenset(
 )  # fmt: skip
 """Pipelines with a negative prompt and guidance that by default encode no negative prompt."""
 
-DENOISER = "denoiser"
-TOKENS = {DENOISER: 4096, "text encoder": 512, "image encoder": 257, "decoder": 16384}
+DENOISER, DECODER = "denoiser", "decoder"
+TOKENS = {DENOISER: 4096, "text encoder": 512, "image encoder": 257, DECODER: 16384}
 """How many vectors a call takes through the weights, roughly: a 1024 px image in latent patches, a full prompt."""
 
 
@@ -66,11 +66,11 @@ def _runs(name: str, names: list[str], spec: Spec, facts: PipelineFacts) -> Runs
 def role_of(name: str) -> str:
     """Return what a component of this name does: one of the keys of ``TOKENS``."""
     bare = name.removeprefix("prior_").removeprefix("decoder_")
-    if any(bare.startswith(word) for word in _DENOISERS):
+    if any(bare.startswith(word) for word in _PER_STEP):
         return DENOISER
     if "text_encoder" in name:
         return "text encoder"
-    return "image encoder" if "image_encoder" in name or "safety_checker" in name else "decoder"
+    return "image encoder" if "image_encoder" in name or "safety_checker" in name else DECODER
 
 
 def _steps(name: str, spec: Spec, facts: PipelineFacts) -> float:

@@ -13,7 +13,7 @@ from dmconfig.plan.requests import Place
 from dmconfig.plan.task import UNLIMITED, Solution, Task
 from dmconfig.plan.uses import uses_of
 from dmconfig.resolve import Resolved
-from dmconfig.spec import DEFAULT_RESERVE, PlacementSpec
+from dmconfig.spec import DEFAULT_RESERVE, PlacementSpec, RehearsedReserve
 from dmconfig.units import GIB, MIB, format_bytes
 
 _RESERVES = (DEFAULT_RESERVE, GIB, GIB // 2, 256 * MIB, 0)
@@ -142,7 +142,7 @@ def _advice(task: Task) -> str:
 
 
 def _variations(task: Task) -> Iterator[tuple[str, Task]]:
-    for reserve in _RESERVES:
+    for reserve in () if isinstance(task.spec.reserve, RehearsedReserve) else _RESERVES:
         lower = task.variation(reserve=reserve)
         if reserve < _largest_reserve(task) and lower.found() is not None:
             yield f"lower reserve to {format_bytes(reserve)}", lower

@@ -12,7 +12,6 @@ from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout, nearest_ancestor
 from dmconfig.paths import ConfigPath
-from dmconfig.plan.calls import DENOISER, role_of
 from dmconfig.plan.fastest import Places
 from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Proof, Residency
@@ -274,10 +273,18 @@ def _notes(solution: Solution, task: Task) -> Iterator[str]:
     for name in task.spread_components:
         if not task.layouts[name].can_split:
             yield f"{name} is placed whole: its class does not say which of its modules stay whole (_no_split_modules)"
-    for name, layout in task.layouts.items():
-        whole = task.spec.may_split(name) and role_of(name) == DENOISER and not layout.can_split
-        if whole and choice[name].residency is not Residency.ALWAYS:
-            yield f"{name} is not split: its class does not say which of its modules stay whole (_no_split_modules)"
+    for name in task.names:
+        if (
+            task.spec.may_split(name)
+            and task.is_worth_a_split(name)
+            and task.usable
+            and choice[name].residency is not Residency.ALWAYS
+        ):
+            layout = task.layouts.get(name)
+            if layout is None:
+                yield f"{name} is not split: how its class lays it out is not known without building it"
+            elif not layout.can_split:
+                yield f"{name} is not split: its class does not say which of its modules stay whole (_no_split_modules)"
     if DISK in task.spec.max_memory and task.limits.budgets[DISK] and not _on_disk(solution):
         yield "max_memory.disk is not needed: nothing rests on disk"
     if task.spec.offload_folder is not None and not _written_bytes(solution, task):

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from dmconfig.check import COUNTS
+from dmconfig.errors import Code, Problem
 from dmconfig.facts import CallParameter, PipelineFacts
+from dmconfig.rehearse.scaling import Steps
+from dmconfig.rehearse.script import Settings
 
 PROMPT = "a photo of an astronaut riding a horse on the moon, 4k"
-REHEARSED_STEPS = 2
-_SOLVERS_OF_ORDER_3 = ("UniPC", "DPMSolver", "DEIS", "LMS", "PNDM")
-_STEPS = ("num_inference_steps", "prior_num_inference_steps")
-_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
-_FRAMES = ("num_frames", "video_length", "frames")  # what pipelines call the length of a film
+MAIN = "scheduler"
+"""What pipelines call the scheduler whose steps a user asks for; others have a prefix (``prior_scheduler``)."""
+FRAMES = ("num_frames", "video_length", "frames")
+"""What pipelines call the length of a film."""
+
+_REHEARSED_STEPS = 2
+_STEPS = "num_inference_steps"
+_ORDERS = {
+    "PNDM": 4, "LMS": 4, "UniPC": 2, "DPMSolver": 2, "CogVideoXDPM": 2, "DEIS": 2, "SASolver": 3,
+    "DDPM": 2, "UnCLIP": 2, "LCM": 2, "TCD": 2,
+}  # fmt: skip
+"""Parts of the names of multistep schedulers, and how many steps back they look where their config does not say.
+
+Those of the second line look back at one, and add noise in all steps but the last, which so is like no other.
+"""
 _PICTURES = (
     "image", "mask_image", "control_image", "control_mask", "conditioning_image",
     "reference_image", "example_image", "original_image",
@@ -32,49 +45,96 @@ _DEFAULT_SIDE = 512
 _DEFAULT_FRAMES = 17  # of a film that is given: 4 n + 1 and 8 n + 1, as video VAEs have it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a rehearsal is asked for beyond the file; None leaves it to the pipeline. ``full`` runs every step."""
+def steps_of(pipe: Any, facts: PipelineFacts, settings: Settings, defaults: Mapping[str, Any]) -> dict[str, Steps]:
+    """Return by the name of each scheduler, the main one always there, how many steps it runs and has in all.
 
-    height: int | None = None
-    width: int | None = None
-    frames: int | None = None
-    steps: int | None = None
-    batch: int = 1
-    full: bool = False
-    call: Mapping[str, Any] = field(default_factory=dict)
+    Enough are run for a multistep solver to reach its order, and one more; the others are like the last.
+    """
+    asked = {name: _asked(name, facts, settings, defaults) for name in (MAIN, *_other_schedulers(facts))}
+    enough = max(_REHEARSED_STEPS, *(_order(getattr(pipe, name, None)) + 1 for name in asked))
+    return {name: Steps(each if settings.full else min(each, enough), each) for name, each in asked.items()}
 
 
-def steps_asked(facts: PipelineFacts, settings: Settings, defaults: Mapping[str, Any]) -> int:
-    """Return how many steps a whole generation has; of a picture that is given, those that its strength leaves."""
-    asked = settings.steps or _chosen("num_inference_steps", facts, settings, defaults)
-    return max(1, int((asked if isinstance(asked, int) else 50) * _strength(facts, settings, defaults)))
+def _other_schedulers(facts: PipelineFacts) -> Iterator[str]:
+    """The schedulers whose steps are counted by a parameter of their own."""
+    for parameter in facts.call:
+        prefix = parameter.name.removesuffix(_STEPS)
+        if prefix and parameter.name.endswith(_STEPS):
+            yield f"{prefix}{MAIN}"
 
 
-def steps_rehearsed(scheduler: Any, asked: int, settings: Settings) -> int:
-    """Return how many steps are run: enough for a multistep solver to reach its order, the others are like the last."""
+def _asked(scheduler: str, facts: PipelineFacts, settings: Settings, defaults: Mapping[str, Any]) -> int:
+    """How many steps a scheduler has in a whole generation; of a picture that is given, those its strength leaves."""
+    chosen = _chosen(_parameter(scheduler), facts, settings, defaults)
+    asked = settings.steps if scheduler == MAIN and settings.steps else chosen
+    share = _strength(facts, settings, defaults) if scheduler == MAIN else 1.0
+    return max(1, int((asked if isinstance(asked, int) else 50) * share))
+
+
+def _parameter(scheduler: str) -> str:
+    return scheduler.removesuffix(MAIN) + _STEPS
+
+
+def _order(scheduler: Any) -> int:
+    """How many steps back a scheduler looks, or has to be looked at."""
     name = type(scheduler).__name__
-    order = 3 if any(solver in name for solver in _SOLVERS_OF_ORDER_3) else 1
-    return asked if settings.full else min(asked, max(REHEARSED_STEPS, order + 1))
+    known = next((order for part, order in _ORDERS.items() if part in name), 1)
+    stated = getattr(getattr(scheduler, "config", None), "solver_order", None)
+    return stated if known > 1 and isinstance(stated, int) else known
+
+
+def meaningless(settings: Settings, facts: PipelineFacts) -> Iterator[Problem]:
+    """Yield what is asked of a pipeline that its call has no parameter for, so that nothing is ignored in silence."""
+    known = {parameter.name for parameter in facts.call}
+    sized, films = _takes_pictures(facts), (*FRAMES, *_FILMS)
+    asked = (
+        ("--height", settings.height, sized or "height" in known, "draws at a size of its own"),
+        ("--width", settings.width, sized or "width" in known, "draws at a size of its own"),
+        ("--frames", settings.frames, not known.isdisjoint(films), "makes no film"),
+        ("--steps", settings.steps, _STEPS in known, "has no number of steps"),
+    )
+    for origin, value, is_known, what in asked:
+        if value is not None and not is_known:
+            words = f"{facts.class_name} {what}"
+            yield Problem(code=Code.UNKNOWN_CALL_ARGUMENT, what=words, fix=f"leave {origin} out", origin=origin)
+
+
+def call_of(settings: Settings, facts: PipelineFacts) -> dict[str, int]:
+    """Return what is asked beyond the file as arguments that a file can hold under ``call``."""
+    known = {parameter.name for parameter in facts.call}
+    batch = settings.batch if settings.batch > 1 else None
+    asked = {
+        "height": settings.height,
+        "width": settings.width,
+        **dict.fromkeys(FRAMES, settings.frames),
+        _STEPS: settings.steps,
+        **dict.fromkeys(COUNTS, batch),
+    }
+    return {name: value for name, value in asked.items() if name in known and value is not None}
 
 
 def arguments(
-    pipe: Any, facts: PipelineFacts, settings: Settings, defaults: Mapping[str, Any], steps: int
+    pipe: Any, facts: PipelineFacts, settings: Settings, defaults: Mapping[str, Any], steps: Mapping[str, Steps]
 ) -> dict[str, Any]:
     """Return the arguments of the call. ``defaults`` are those of the file, ``steps`` how many are to run.
 
     Sizes that the signature states are among them, so that what comes out can be held against what was asked for.
     """
     known = {parameter.name: parameter for parameter in facts.call}
-    given = dict.fromkeys(_STEPS, math.ceil(steps / _strength(facts, settings, defaults)))
-    given |= _sizes(known, settings) | (dict.fromkeys(_COUNTS, settings.batch) if settings.batch > 1 else {})
-    made = {"generator": torch.Generator("cpu").manual_seed(0), **_texts(known), **_embeddings(pipe, known)}
-    if not known.keys().isdisjoint((*_FRAMES, *_FILMS)):
+    counts = {_parameter(name): each.run for name, each in steps.items()}
+    counts[_STEPS] = math.ceil(counts[_STEPS] / _strength(facts, settings, defaults))
+    made = {"generator": torch.Generator("cpu").manual_seed(0), **_texts(known, settings), **_embeddings(pipe, known)}
+    if not known.keys().isdisjoint((*FRAMES, *_FILMS)):
         made["output_type"] = "pt"  # else the host would be filled with black frames
-    own = {name: value for name, value in {**defaults, **settings.call}.items() if name not in ("seed", *_STEPS)}
-    chosen = {**given, **made, **own}
+    own = {name: value for name, value in {**defaults, **settings.call}.items() if name not in ("seed", *counts)}
+    chosen = {**counts, **_sizes(known, settings), **_batch(known, settings), **made, **own}
     missing = {name: value for name, value in _pictures(pipe, facts, chosen, settings) if name not in chosen}
     return {name: value for name, value in {**chosen, **missing}.items() if name in known}
+
+
+def _batch(known: Mapping[str, CallParameter], settings: Settings) -> dict[str, int]:
+    """How many pictures a prompt; a call that cannot be told is given as many prompts."""
+    return dict.fromkeys(COUNTS, settings.batch) if settings.batch > 1 and not known.keys().isdisjoint(COUNTS) else {}
 
 
 def _chosen(name: str, facts: PipelineFacts, settings: Settings, defaults: Mapping[str, Any]) -> Any:
@@ -97,16 +157,17 @@ def _takes_pictures(facts: PipelineFacts) -> bool:
 
 def _sizes(known: Mapping[str, CallParameter], settings: Settings) -> dict[str, int]:
     """Height, width and frames: as asked, else as the signature has them."""
-    asked = {"height": settings.height, "width": settings.width, **dict.fromkeys(_FRAMES, settings.frames)}
+    asked = {"height": settings.height, "width": settings.width, **dict.fromkeys(FRAMES, settings.frames)}
     stated = {name: known[name].default for name in asked if name in known}
     either = {name: stated.get(name) if value is None else value for name, value in asked.items()}
     return {name: value for name, value in either.items() if isinstance(value, int)}
 
 
-def _texts(known: Mapping[str, CallParameter]) -> dict[str, str]:
+def _texts(known: Mapping[str, CallParameter], settings: Settings) -> dict[str, str | list[str]]:
     """The prompt, and what else has to be there of its kind."""
     required = [name for name, parameter in known.items() if parameter.required and name.endswith("prompt")]
-    return dict.fromkeys(("prompt", *required), PROMPT)
+    is_one = settings.batch == 1 or _batch(known, settings)
+    return dict.fromkeys(("prompt", *required), PROMPT if is_one else [PROMPT] * settings.batch)
 
 
 def _embeddings(pipe: Any, known: Mapping[str, CallParameter]) -> dict[str, torch.Tensor]:
@@ -130,7 +191,7 @@ def _pictures(
     size = (chosen.get("width") or natural[0], chosen.get("height") or natural[1])
     picture = Image.new("RGB", size)
     yield from dict.fromkeys(_PICTURES, picture).items()
-    stated = next((chosen[name] for name in _FRAMES if isinstance(chosen.get(name), int)), None)
+    stated = next((chosen[name] for name in FRAMES if isinstance(chosen.get(name), int)), None)
     yield from dict.fromkeys(_FILMS, [picture] * (settings.frames or stated or _DEFAULT_FRAMES)).items()
 
 

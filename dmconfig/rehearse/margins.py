@@ -16,7 +16,8 @@ CONTEXT_BYTES = 512 * MIB
 """The CUDA context and the kernels loaded: 0.2 to 0.7 GiB, by what users report. It does not count for torch."""
 BLAS_BYTES = 2 * 4096 * KIB + 8 * 16 * KIB
 """The workspace that PyTorch gives cuBLAS by default, and keeps: ``CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8``."""
-_DECODERS, _DENOISERS = ("vae", "movq", "vqgan"), ("unet", "controlnet")
+_DECODERS, _CONVOLVING = ("vae", "movq", "vqgan"), ("unet", "controlnet")
+"""How the names of components begin that are made of convolutions: what decodes, and what runs once per step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ def workspace_bytes(phase: PhasePeak, card: str = "") -> int:
     generation = generation_of(card)
     if phase.phase.startswith(_DECODERS):
         share = generation.decoder_share
-    elif phase.phase.startswith(_DENOISERS):
+    elif phase.phase.startswith(_CONVOLVING):
         share = generation.denoiser_share
     else:
         return 0

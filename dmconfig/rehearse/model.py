@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from dmconfig.plan import Plan
 from dmconfig.virtual import Kind
 
-FailureKind = Literal["out of memory", "wrong device", "unknown value"]
+FailureKind = Literal["out of memory", "wrong device", "unknown value", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class DevicePeak:
     """One device: its peak in each phase, in the order they ran, and what comes on top.
 
     ``curve`` has a peak for every run of a phase, one after the other, and for what lies between them; it is as long
-    for every device of a rehearsal.
+    for every device of a rehearsal. ``description`` is the name that torch has for the card, or its size.
     """
 
     id: str
@@ -49,6 +48,7 @@ class DevicePeak:
     phases: tuple[PhasePeak, ...]
     margins: tuple[Margin, ...]
     curve: tuple[PhasePeak, ...] = ()
+    description: str = ""
 
     @property
     def peak(self) -> PhasePeak:
@@ -89,7 +89,8 @@ class Failure:
     """Why the pipeline did not run to its end: in which phase, and the words of the error.
 
     ``module`` is the path of the innermost module that ran, from its component on, and ``operation`` what it asked of
-    torch; ``devices`` are those that met, or the one that was full. Each may be empty.
+    torch; ``devices`` are those that met, or the one that was full. ``fix`` says what to do, and ``trace`` where in
+    the code it came from, of an ``error``: one that is not of the virtual machine. Each may be empty.
     """
 
     kind: FailureKind
@@ -98,17 +99,21 @@ class Failure:
     module: str = ""
     operation: str = ""
     devices: tuple[str, ...] = ()
+    fix: str = ""
+    trace: str = ""
 
 
-def devices_named_in(what: str) -> tuple[str, ...]:
-    """Return the devices that the words of a virtual machine's error name: accelerators, and the cpu beside just one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change that may make it fit, in words; ``change`` are the keys of the file that it sets.
 
-    CUDA's words for an index that is elsewhere speak of the cpu as one place where it may be.
+    ``verdict`` is what a rehearsal with it came to, and ``fits`` whether it fits then; None where none was made.
     """
-    numbers = re.findall(r"\bcuda:(\d+)|\bGPU (\d+)", what)
-    accelerators = tuple(dict.fromkeys(f"cuda:{named or counted}" for named, counted in numbers))
-    others = () if len(accelerators) > 1 else tuple(dict.fromkeys(re.findall(r"\b(?:cpu|meta)\b", what)))
-    return (*accelerators, *others)
+
+    words: str
+    change: Mapping[str, Any]
+    fits: bool | None = None
+    verdict: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +122,7 @@ class Rehearsal:
 
     ``steps`` is (rehearsed, asked). ``output`` is the shape of what came out, empty when it failed; ``odd_output``
     says where it is not what was asked for. ``stand_ins`` are parts that were not on this machine; ``guesses`` counts
-    values that were asked for and do not exist, by operation.
+    values that were asked for and do not exist, by operation. ``remedies`` are changes that may make it fit.
     """
 
     plan: Plan
@@ -130,6 +135,7 @@ class Rehearsal:
     stand_ins: tuple[str, ...]
     guesses: Mapping[str, int]
     failure: Failure | None
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def never_ran(self) -> tuple[str, ...]:

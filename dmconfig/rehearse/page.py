@@ -60,6 +60,7 @@ tbody th { font-weight: 600; white-space: nowrap }
 .n { text-align: right; white-space: nowrap }
 caption { white-space: nowrap }
 td.fill { vertical-align: middle; width: 300px }
+td.why { min-width: 260px }
 .peak { font-weight: 700 }
 .over { color: var(--bad); font-weight: 700 }
 figure { margin: 0 0 18px }
@@ -126,9 +127,14 @@ def _head(rehearsal: Rehearsal) -> Iterator[str]:
     yield f"<header>\n<h1>{escape(rehearsal.plan.pipeline)}</h1>"
     yield f'<p class="machine">rehearsed on {escape(rehearsal.plan.machine)}, without weights</p>'
     yield f'<div class="verdict {"good" if rehearsal.fits else "bad"}">{escape(report.verdict(rehearsal))}'
-    if rehearsal.failure is not None:
-        yield from _list(report.failure_facts(rehearsal.failure))
+    if facts := [*report.failure_facts(rehearsal)]:
+        yield from _list(facts)
     yield "</div>"
+    heading, *remedies = [*report.remedy_lines(rehearsal)] or [""]
+    if remedies:
+        yield f"<p>{escape(heading)}</p>\n<ul>"
+        yield from (f"<li>{escape(remedy)}</li>" for remedy in remedies)
+        yield "</ul>"
     yield "<ul>"
     yield from (f"<li>{escape(fact)}</li>" for fact in report.facts(rehearsal))
     yield "</ul>\n</header>"
@@ -258,7 +264,7 @@ def _places(rehearsal: Rehearsal) -> Iterator[str]:
     for each in rehearsal.plan.assignments:
         where = (each.execution_device, each.storage_device, residency_word(each.residency))
         weights = _number(format_bytes(each.nbytes))
-        rows.append((each.component, each.class_name, each.dtype, weights, *where, each.reason))
+        rows.append((each.component, each.class_name, each.dtype, weights, *where, _Cell(each.reason, "why")))
         for name, parts in runs_of_parts(each.parts):
             nbytes, first = sum(part.nbytes for part in parts), parts[0]
             where = (first.execution_device, first.storage_device, residency_word(first.residency))

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from dmconfig.assembly import Assembly
-from dmconfig.devices import CPU
 from dmconfig.dispatch import dispatch
+from dmconfig.errors import DMConfigError, SpecError
+from dmconfig.garbage import gc_frozen, gc_paused
 from dmconfig.inputs import arguments_at, call_with_files, opened
-from dmconfig.inventory import Device, Inventory
+from dmconfig.inventory import Inventory
 from dmconfig.plan import Plan
-from dmconfig.rehearse.inputs import Settings, arguments, steps_asked, steps_rehearsed
-from dmconfig.rehearse.margins import margins_of
-from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, FailureKind, PhasePeak, Rehearsal, devices_named_in
+from dmconfig.rehearse.failures import failure_of
+from dmconfig.rehearse.figures import crossings_of, device_peak
+from dmconfig.rehearse.inputs import MAIN, arguments, meaningless, steps_of
+from dmconfig.rehearse.model import Failure, Rehearsal
+from dmconfig.rehearse.outputs import oddity, shape_of_result
+from dmconfig.rehearse.scaling import Steps, noted_steps
+from dmconfig.rehearse.script import Script, Settings
 from dmconfig.rehearse.skeleton import build_skeleton
-from dmconfig.resolve import Resolved
-from dmconfig.spec import Spec
-from dmconfig.virtual import DeviceMismatchError, UnknownValueError, VirtualMachine, VirtualOutOfMemoryError
-from dmconfig.virtual.ledger import Ledger, Peak, Stretch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """What is rehearsed: a checked spec, and what its pipeline is made of."""
-
-    resolved: Resolved
-    spec: Spec
-    assembly: Assembly
-
+from dmconfig.virtual import OUTSIDE, VirtualMachine
 
 _READ_VALUES = ("safety_checker",)
 """Components that look at values to decide something: they are told zeros, for which they flag nothing."""
@@ -45,163 +36,108 @@ def rehearse(
     """Return what a generation takes on a machine, placed by a plan.
 
     Nothing is read but configs, nothing computed but shapes. Must run where no real CUDA device is visible. With
-    ``is_enforced`` a device that is full fails as a real one does; without, it is noted how much it would have taken.
+    ``is_enforced`` a device that is full fails as a real one does; the figures are then those of a second run, in
+    which no device is ever full, so that they tell how much is missing.
 
-    Raises: BuildError: a component cannot be built from its config. DispatchError: one cannot be placed.
+    Raises: SpecError: the settings ask for what the pipeline does not do. BuildError: a component cannot be built from
+        its config. DispatchError: one cannot be placed.
     """
-    torch.set_num_threads(1)
-    resolved, spec, assembly = script.resolved, script.spec, script.assembly
-    dtypes = {assignment.component: assignment.dtype for assignment in plan.assignments}
-    with _quiet():
-        pipe, stand_ins = build_skeleton(resolved, assembly, dtypes)
-    asked = steps_asked(assembly.facts, settings, spec.call)
-    steps = steps_rehearsed(getattr(pipe, "scheduler", None), asked, settings)
+    if wrong := [*meaningless(settings, script.assembly.facts)]:
+        raise SpecError(wrong)
+    with _one_thread(), _quiet_libraries():
+        run = _run_through(script, plan, inventory, settings, is_enforced=is_enforced)
+        if run.failure is None or run.failure.kind != "out of memory":
+            return _rehearsal(run, plan, inventory)
+        unlimited = _run_through(script, plan, inventory, settings, is_enforced=False)
+        return replace(_rehearsal(unlimited, plan, inventory), failure=run.failure, odd_output="")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """One run of a pipeline: its machine, what went in, and what came out or was raised."""
+
+    pipe: Any
+    machine: VirtualMachine
+    stand_ins: tuple[str, ...]
+    steps: Mapping[str, Steps]
+    given: Mapping[str, Any] = field(default_factory=dict)
+    output: tuple[int, ...] = ()
+    failure: Failure | None = None
+
+
+def _run_through(script: Script, plan: Plan, inventory: Inventory, settings: Settings, *, is_enforced: bool) -> _Run:
+    """Build the pipeline, place it on a machine of its own, and call it."""
+    with gc_paused():
+        dtypes = {assignment.component: assignment.dtype for assignment in plan.assignments}
+        pipe, stand_ins = build_skeleton(script.resolved, script.assembly, dtypes)
+    steps = steps_of(pipe, script.assembly.facts, settings, script.spec.call)
     capacities = [device.total_bytes for device in inventory.accelerators]
     machine = VirtualMachine(capacities, values=False, zero_phases=_READ_VALUES, enforce_capacity=is_enforced)
-    failure: Failure | None = None
-    output: tuple[int, ...] = ()
-    given: dict[str, Any] = {}
-    with machine, _quiet(), torch.no_grad():
-        phase = "placing"
+    run = _Run(pipe=pipe, machine=machine, stand_ins=stand_ins, steps=steps)
+    phase = "placing"
+    with gc_frozen(), machine, torch.no_grad():
         try:
-            for part in pipe.components.values():
-                if isinstance(part, torch.nn.Module):
-                    machine.adopt(part)
-            dispatch(
-                pipe,
-                plan,
-                in_turn=assembly.in_turn,
-                group_options=spec.group_offload.model_dump(),
-                is_mapped=False,
-            )
-            machine.ledger.reset()
-            defaults = opened(call_with_files(resolved, arguments_at(("call",), spec.call)))
-            given = arguments(pipe, assembly.facts, settings, defaults, steps)
-            with machine.track(pipe.components):
-                try:
-                    output = _shape(pipe(**given))
-                finally:
-                    phase = machine.ledger.current_phase
-        except (VirtualOutOfMemoryError, DeviceMismatchError, UnknownValueError) as error:
-            failure = _failure(error, phase, machine.ledger.timeline)
-        devices = tuple(_device_peak(machine, device) for device in inventory.accelerators)
-        crossings = tuple(_crossings(machine, inventory, plan, asked / steps))
+            _place(run, script, plan, settings)
+            phase = OUTSIDE
+            _call(run, script, settings)
+        except DMConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - code of other libraries on new arguments: anything may come
+            run.failure = failure_of(error, phase, machine.ledger.timeline, pipe.components)
+    return run
+
+
+def _place(run: _Run, script: Script, plan: Plan, settings: Settings) -> None:
+    """Put every component on the machine, where the plan has it; the books begin afterwards."""
+    for part in run.pipe.components.values():
+        if isinstance(part, torch.nn.Module):
+            run.machine.adopt(part)
+        if settings.tiled and hasattr(part, "enable_tiling"):
+            part.enable_tiling()
+    options = script.spec.group_offload.model_dump()
+    dispatch(run.pipe, plan, in_turn=script.assembly.in_turn, group_options=options, is_mapped=False)
+    run.machine.ledger.reset()
+
+
+def _call(run: _Run, script: Script, settings: Settings) -> None:
+    """Call the pipeline, with as many steps as are rehearsed."""
+    defaults = opened(call_with_files(script.resolved, arguments_at(("call",), script.spec.call)))
+    run.given = arguments(run.pipe, script.assembly.facts, settings, defaults, run.steps)
+    ledger = run.machine.ledger
+    with run.machine.track(run.pipe.components), noted_steps(run.pipe, ledger, run.steps):
+        run.output = shape_of_result(run.pipe(**run.given))
+
+
+def _rehearsal(run: _Run, plan: Plan, inventory: Inventory) -> Rehearsal:
+    """The figures of a run."""
+    ledger, main = run.machine.ledger, run.steps[MAIN]
     return Rehearsal(
         plan=plan,
-        steps=(steps, asked),
-        arguments={name: value for name, value in given.items() if isinstance(value, (str, int, float))},
-        devices=devices,
-        crossings=crossings,
-        output=output,
-        odd_output="" if failure else _odd(output, given),
-        stand_ins=stand_ins,
-        guesses=dict(machine.guesses),
-        failure=failure,
+        steps=(main.run, main.asked),
+        arguments={name: value for name, value in run.given.items() if isinstance(value, (str, int, float))},
+        devices=tuple(device_peak(ledger, device) for device in inventory.accelerators),
+        crossings=tuple(crossings_of(ledger, [*run.steps.values()], plan, inventory)),
+        output=run.output,
+        odd_output="" if run.failure else oddity(run.output, run.given),
+        stand_ins=run.stand_ins,
+        guesses=dict(run.machine.guesses),
+        failure=run.failure,
     )
-
-
-_KINDS: Mapping[type[Exception], FailureKind] = {
-    VirtualOutOfMemoryError: "out of memory",
-    DeviceMismatchError: "wrong device",
-    UnknownValueError: "unknown value",
-}
-
-
-_Refusal = VirtualOutOfMemoryError | DeviceMismatchError | UnknownValueError
-
-
-def _failure(error: _Refusal, phase: str, timeline: Sequence[Stretch]) -> Failure:
-    """What happened, in the last run of the component it happened in: its phase has ended when the error arrives."""
-    what = str(error).splitlines()[0].partition(" (op ")[0]
-    component = (error.module or "").partition(".")[0]
-    ended = (stretch.phase for stretch in reversed(timeline) if stretch.phase.partition(".")[0] == component)
-    return Failure(
-        kind=_KINDS[type(error)],
-        phase=next(ended, phase),
-        what=what,
-        module=error.module or "",
-        operation=error.operation or "",
-        devices=devices_named_in(what),
-    )
-
-
-def _device_peak(machine: VirtualMachine, card: Device) -> DevicePeak:
-    ledger, device = machine.ledger, card.id
-    peaks = tuple(
-        PhasePeak(
-            phase=phase,
-            weights_bytes=ledger.peak_bytes(device, phase=phase, kind="weights"),
-            activations_bytes=ledger.peak_bytes(device, phase=phase, kind="activations"),
-        )
-        for phase in ledger.phases
-    )
-    shown = tuple(peak for peak in peaks if peak.nbytes) or peaks[:1]
-    shown = shown or (PhasePeak(phase="", weights_bytes=0, activations_bytes=0),)
-    highest = max(peak.nbytes for peak in shown)
-    reserved = max(0, ledger.peak_reserved_bytes(device) - highest)
-    rounding = max(0, ledger.peak_allocated_bytes(device) - highest)
-    return DevicePeak(
-        id=device,
-        capacity_bytes=card.total_bytes,
-        phases=shown,
-        margins=margins_of(shown, reserved, rounding_bytes=rounding, card=card.description),
-        curve=tuple(_curve(ledger, device)),
-    )
-
-
-def _curve(ledger: Ledger, device: str) -> Iterator[PhasePeak]:
-    for stretch in ledger.timeline:
-        peak = stretch.peaks.get(device, Peak())
-        activations_bytes = peak.total_bytes - peak.weights_bytes
-        yield PhasePeak(phase=stretch.phase, weights_bytes=peak.weights_bytes, activations_bytes=activations_bytes)
-
-
-def _crossings(machine: VirtualMachine, inventory: Inventory, plan: Plan, scale: float) -> Iterator[Crossing]:
-    """What moved, phase by phase; what a component that runs once per step moved is scaled to all steps."""
-    per_step = {a.component for a in plan.assignments if a.calls > 2}  # text encoders run once or twice
-    for move, moved in machine.ledger.moves.items():
-        times = scale if move.phase.partition(".")[0] in per_step else 1.0
-        ends = {move.source, move.destination}
-        seconds = 0.0
-        if len(ends) == 2 and ends != {CPU, "disk"}:
-            seconds = moved.bytes * times / inventory.bandwidth(move.source, move.destination)
-        yield Crossing(
-            phase=move.phase,
-            source=move.source,
-            destination=move.destination,
-            kind=move.kind,
-            nbytes=moved.bytes * times,
-            count=moved.count * times,
-            seconds=seconds,
-        )
-
-
-def _shape(result: Any) -> tuple[int, ...]:
-    """The shape of what a pipeline returned: pictures, frames or embeddings."""
-    found = result[0] if isinstance(result, tuple) else next(iter(result.values()))
-    return _shape_of(found)
-
-
-def _shape_of(value: Any) -> tuple[int, ...]:
-    if hasattr(value, "shape"):
-        return tuple(int(size) for size in value.shape)
-    if isinstance(value, (list, tuple)):
-        return (len(value), *_shape_of(value[0])) if value else (0,)
-    width, height = value.size  # a picture
-    return (height, width)
-
-
-def _odd(output: tuple[int, ...], given: Mapping[str, Any]) -> str:
-    """Where what came out is not what was asked for."""
-    for name, what in (("num_frames", "frames"), ("height", "rows"), ("width", "columns")):
-        asked = given.get(name)
-        if isinstance(asked, int) and asked not in output:
-            return f"{asked} {what} were asked for, and what came out is {' x '.join(map(str, output))}"
-    return ""
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: what is left to compute are small tensors, which others only slow down."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
     """Keep the libraries' warnings off the screen: they speak of a run that does not take place."""
     import diffusers
     import transformers

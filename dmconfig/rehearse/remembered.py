@@ -1,7 +1,8 @@
-"""Rehearsed reserves, kept between runs in the user's cache folder: the second time they cost nothing.
+"""What placements take, kept between runs in the user's cache folder: free the second time, and without torch.
 
-A reserve is used again only where everything that it depends on is the same: the file, what it names, the machine,
-the settings, and the versions of all that runs. No trouble with the cache is ever an error.
+What was taken is used again only where everything that it depends on is the same: what the file says of the pipeline
+and its call, the configs, where everything is placed, the cards, the settings, and the versions of all that runs. How
+much a machine has is not among it. No trouble with the cache is ever an error.
 """
 
 from __future__ import annotations
@@ -10,55 +11,93 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from pydantic import TypeAdapter
+
+from dmconfig.assembly import Component
 from dmconfig.facts.cache import cache_folder
 from dmconfig.files import replacing
 from dmconfig.inventory import Inventory
 from dmconfig.measure import config_folder_of
-from dmconfig.rehearse.inputs import Settings
-from dmconfig.rehearse.rehearsal import Script
-from dmconfig.rehearse.settling import Planner, settle
+from dmconfig.plan import Plan
+from dmconfig.rehearse.script import Script, Settings
 from dmconfig.version import __version__
 
-FORMAT = 1
+FORMAT = 3
 """Raised whenever a rehearsal counts otherwise."""
 _PACKAGES = ("torch", "diffusers", "transformers", "accelerate")
+_SECTIONS = ("pipeline", "components", "group_offload", "call")
+"""What a file says of a pipeline beside where it is placed."""
 
 
-def rehearsed_reserve(
-    script: Script, planner: Planner, inventory: Inventory, settings: Settings
-) -> tuple[Mapping[str, int], bool]:
-    """Return the reserve that plan and rehearsal agree on, and whether they do; from the cache where it is known.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a placement takes.
 
-    Raises: PlanError, BuildError, DispatchError: as ``settle``.
+    ``reserve`` is in bytes by component: what each needs of a device beside the weights that the plan counts there
+    (see ``taken.reserves_of``). ``need_bytes`` is what each device has to have, and ``phases`` where that is. ``wrong``
+    says what is wrong with the run itself, whatever a machine has; ``output`` is the shape of what came out.
     """
-    file = _file(_key(script, inventory, settings))
+
+    reserve: Mapping[str, int]
+    need_bytes: Mapping[str, int]
+    phases: Mapping[str, str]
+    wrong: str
+    output: tuple[int, ...]
+
+
+_TAKEN = TypeAdapter(Taken)
+
+
+def taken_by(script: Script, plan: Plan, inventory: Inventory, settings: Settings) -> Taken:
+    """Return what the placement of a plan takes: remembered, or rehearsed now and remembered.
+
+    Raises: SpecError, BuildError, DispatchError: as ``rehearse``. RunError: as ``apart``.
+    """
+    file = _file(_key(script, plan, inventory, settings))
     known = _read(file)
-    if known is not None:
-        return known["reserve"], known["agrees"]
-    settled = settle(script, planner, inventory, settings)
-    _write(file, {"reserve": dict(settled.reserve), "agrees": settled.agrees})
-    return settled.reserve, settled.agrees
+    if known is None:
+        from dmconfig.rehearse.apart import apart
+        from dmconfig.rehearse.taken import rehearse_taken
+
+        known = apart(rehearse_taken, script, plan, inventory, settings)
+        _write(file, known)
+    return known
 
 
-def _key(script: Script, inventory: Inventory, settings: Settings) -> str:
-    configs = {c.name: _config(config_folder_of(c)) for c in script.assembly.components}
-    versions = {package: _version(package) for package in _PACKAGES}
+def _key(script: Script, plan: Plan, inventory: Inventory, settings: Settings) -> str:
     everything = {
         "format": FORMAT,
         "dmconfig": __version__,
-        "versions": versions,
-        "file": script.resolved.data,
+        "versions": {package: _version(package) for package in _PACKAGES},
+        "file": {section: script.resolved.data.get(section) for section in _SECTIONS},
         "class": script.assembly.class_name,
-        "configs": configs,
-        "machine": asdict(inventory),
+        "components": {component.name: _component(component) for component in script.assembly.components},
+        "places": places_of(plan),
+        "cards": [(device.id, device.description) for device in inventory.accelerators],
         "settings": asdict(settings),
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def places_of(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """Return all of a plan that a run depends on: where everything is."""
+    return (("", plan.execution_device), *_places(plan))
+
+
+def _places(plan: Plan) -> Iterator[tuple[str, ...]]:
+    for each in plan.assignments:
+        yield each.component, each.dtype, each.execution_device, each.storage_device, each.residency
+        for part in each.parts:
+            yield each.component, part.path, part.execution_device, part.storage_device, part.residency
+
+
+def _component(component: Component) -> list[str]:
+    """What a rehearsal sees of a component: its class, dtype and config, and whether its files are here."""
+    return [component.class_name, component.dtype, str(component.folder), _config(config_folder_of(component))]
 
 
 def _config(folder: Path | None) -> str:
@@ -79,15 +118,16 @@ def _file(key: str) -> Path | None:
     return None if folder is None else folder / "rehearsals" / f"{key}.json"
 
 
-def _read(file: Path | None) -> Any:
+def _read(file: Path | None) -> Taken | None:
+    """What was remembered; None where nothing was, or where the file is not what was written."""
     try:
-        return json.loads(file.read_bytes()) if file is not None else None
+        return _TAKEN.validate_json(file.read_bytes()) if file is not None else None
     except (OSError, ValueError):
         return None
 
 
-def _write(file: Path | None, data: Mapping[str, Any]) -> None:
+def _write(file: Path | None, taken: Taken) -> None:
     if file is None:
         return
     with contextlib.suppress(OSError), replacing(file) as draft:
-        draft.write_text(json.dumps(data), encoding="utf-8")
+        draft.write_text(json.dumps(asdict(taken)), encoding="utf-8")

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict  # pydantic makes no schema of typing's own before Python 3.12
 
 from dmconfig.plan import Assignment, Residency
-from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, FailureKind, PhasePeak, Rehearsal
+from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, FailureKind, PhasePeak, Rehearsal, Remedy
 from dmconfig.render import plan_data
 from dmconfig.render.columns import Column, table_lines, wrapped
 from dmconfig.render.data import Device, PlanData, ProblemsData
@@ -81,6 +81,8 @@ def _failed(failure: Failure) -> str:
             return f"does not fit: {devices} is full in {place}"
         case "wrong device":
             return f"does not run: tensors on {devices} meet in {place}"
+        case "error":
+            return f"does not run: an error in {place}"
         case _:
             return f"cannot be rehearsed: {failure.kind} in {place}"
 
@@ -90,8 +92,17 @@ def _too_much(device: DevicePeak) -> str:
     return f"{device.id} needs {need} in {phase_name(device.peak.phase)} and has {have}"
 
 
-def failure_facts(failure: Failure) -> Iterator[tuple[str, str]]:
-    """Yield what is known of a failure: a word for it, and the fact."""
+def failure_facts(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
+    """Yield what is known of why it does not run or fit: a word for it, and the fact."""
+    if rehearsal.failure is not None:
+        yield from _failure_facts(rehearsal.failure)
+    for device in rehearsal.devices:
+        if not device.fits and (rehearsal.failure is None or rehearsal.failure.kind == "out of memory"):
+            where = f"on {device.id} in {phase_name(device.peak.phase)}"
+            yield "missing", f"{format_bytes(-free_bytes(device))} {where}, margins included"
+
+
+def _failure_facts(failure: Failure) -> Iterator[tuple[str, str]]:
     operation = f" ({failure.operation})" if failure.operation else ""
     yield "phase", phase_name(failure.phase)
     if failure.module or operation:
@@ -99,6 +110,19 @@ def failure_facts(failure: Failure) -> Iterator[tuple[str, str]]:
     if failure.devices:
         yield "devices", " and ".join(failure.devices)
     yield "what", failure.what
+    if failure.fix:
+        yield "fix", failure.fix
+
+
+def remedy_lines(rehearsal: Rehearsal) -> Iterator[str]:
+    """Yield what would make it fit, a line each under a heading; nothing where nothing is known."""
+    if not rehearsal.remedies:
+        return
+    tried = any(remedy.fits is not None for remedy in rehearsal.remedies)
+    yield "what would help, each rehearsed:" if tried else "what may help (--fix rehearses each):"
+    for remedy in rehearsal.remedies:
+        helps = "" if remedy.fits is None else "helps: " if remedy.fits else "does not help: "
+        yield f"{helps}{remedy.words}{f' ({remedy.verdict})' if remedy.verdict else ''}"
 
 
 def facts(rehearsal: Rehearsal) -> Iterator[str]:
@@ -108,7 +132,9 @@ def facts(rehearsal: Rehearsal) -> Iterator[str]:
     came_out = f"what came out is {' x '.join(map(str, rehearsal.output))}; " if rehearsal.output else ""
     yield f"{came_out}{rehearsed} of {asked} steps rehearsed{rest}"
     yield moving(rehearsal)
-    if rehearsal.failure is not None:
+    if rehearsal.failure is not None and rehearsal.failure.kind == "out of memory":
+        yield "all figures are of a run in which no device is ever full"
+    elif rehearsal.failure is not None:
         yield "all figures are of what ran before the failure"
     if rehearsal.never_ran:
         yield f"never ran, so what it takes is not known: {', '.join(rehearsal.never_ran)}"
@@ -220,7 +246,8 @@ def rehearsal_text(rehearsal: Rehearsal, width: int | None = None) -> str:
     """Return a rehearsal in lines of at most a width, where that is possible; no width breaks no line."""
     plan, devices = rehearsal.plan, rehearsal.devices
     blocks = [
-        [*wrapped(verdict(rehearsal), width), *_failure_lines(rehearsal.failure, width)],
+        [*wrapped(verdict(rehearsal), width), *_failure_lines(rehearsal, width)],
+        _remedy_lines(rehearsal, width),
         [line for text in (f"{plan.pipeline} on {plan.machine}", *facts(rehearsal)) for line in wrapped(text, width)],
         _device_lines(devices, width),
         _phase_lines(devices, width),
@@ -230,12 +257,19 @@ def rehearsal_text(rehearsal: Rehearsal, width: int | None = None) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _failure_lines(failure: Failure | None, width: int | None) -> list[str]:
+def _failure_lines(rehearsal: Rehearsal, width: int | None) -> list[str]:
     lines: list[str] = []
-    for label, fact in failure_facts(failure) if failure else ():
+    for label, fact in failure_facts(rehearsal):
         first, *more = wrapped(fact, None if width is None else width - _LABEL)
         lines += [f"  {label}".ljust(_LABEL) + first, *(" " * _LABEL + line for line in more)]
     return lines
+
+
+def _remedy_lines(rehearsal: Rehearsal, width: int | None) -> list[str]:
+    heading, *remedies = [*remedy_lines(rehearsal)] or [""]
+    indented = None if width is None else width - 2
+    lines = [f"  {line}" for remedy in remedies for line in wrapped(remedy, indented)]
+    return [*wrapped(heading, width), *lines] if remedies else []
 
 
 def _device_lines(devices: Sequence[DevicePeak], width: int | None) -> list[str]:
@@ -378,6 +412,16 @@ class FailureData(TypedDict):
     operation: Annotated[str | None, Field(description="What it asked of torch, e.g. aten.addmm.")]
     devices: Annotated[list[str], Field(description="The devices that met, or the one that was full.")]
     what: Annotated[str, Field(description="The words of the error.")]
+    fix: Annotated[str | None, Field(description="What to do about it.")]
+
+
+class RemedyData(TypedDict):
+    """A change that may make it fit."""
+
+    words: Annotated[str, Field(description="What to do.")]
+    change: Annotated[dict[str, Any], Field(description="Keys of the file, dotted, and what to set them to.")]
+    fits: Annotated[bool | None, Field(description="Whether it fits then, by a rehearsal; null where none was made.")]
+    verdict: Annotated[str | None, Field(description="What that rehearsal came to.")]
 
 
 class StepsData(TypedDict):
@@ -402,6 +446,7 @@ class RehearsalData(TypedDict):
     output: Annotated[list[int], Field(description="The shape of what came out; empty when it failed.")]
     odd_output: Annotated[str | None, Field(description="Where that is not what was asked for.")]
     failure: FailureData | None
+    remedies: Annotated[list[RemedyData], Field(description="What may help, the least first; empty where it fits.")]
     devices: Annotated[list[DeviceData], Field(description="The accelerators.")]
     crossings: Annotated[list[CrossingData], Field(description="What moved between devices, in order of appearance.")]
     moved_bytes: Annotated[int, Field(ge=0, description="All crossings together, in bytes.")]
@@ -430,6 +475,7 @@ def rehearsal_data(rehearsal: Rehearsal) -> RehearsalData:
         "output": list(rehearsal.output),
         "odd_output": rehearsal.odd_output or None,
         "failure": None if rehearsal.failure is None else _failure_data(rehearsal.failure),
+        "remedies": [_remedy_data(remedy) for remedy in rehearsal.remedies],
         "devices": [_device_data(device) for device in rehearsal.devices],
         "crossings": crossings,
         "moved_bytes": sum(crossing["bytes"] for crossing in crossings),
@@ -500,4 +546,14 @@ def _failure_data(failure: Failure) -> FailureData:
         "operation": failure.operation or None,
         "devices": list(failure.devices),
         "what": failure.what,
+        "fix": failure.fix or None,
+    }
+
+
+def _remedy_data(remedy: Remedy) -> RemedyData:
+    return {
+        "words": remedy.words,
+        "change": dict(remedy.change),
+        "fits": remedy.fits,
+        "verdict": remedy.verdict or None,
     }

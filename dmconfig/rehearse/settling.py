@@ -1,18 +1,17 @@
-"""Planning with rehearsed reserves: plan and rehearsal in turn until they agree; and the largest setting that fits."""
+"""Planning with rehearsed reserves: plan and rehearsal in turn until they agree. Knows no torch: see ``remembered``."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from dmconfig.errors import PlanError
+from dmconfig.errors import DMConfigError, PlanError
 from dmconfig.inventory import Inventory
-from dmconfig.plan import Plan
-from dmconfig.rehearse.inputs import Settings
-from dmconfig.rehearse.model import Rehearsal
-from dmconfig.rehearse.rehearsal import Script, rehearse
-from dmconfig.spec import DEFAULT, Spec
+from dmconfig.plan import DeviceUse, Plan
+from dmconfig.rehearse.remembered import Taken, places_of, taken_by
+from dmconfig.rehearse.script import Script, Settings
+from dmconfig.spec import DEFAULT, RehearsedReserve, Spec
+from dmconfig.units import format_bytes
 
 Planner = Callable[[Spec, Inventory], Plan]
 """Makes the plan of a spec on a machine. Raises: PlanError: nothing fits."""
@@ -21,99 +20,84 @@ MAX_ROUNDS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A plan and its rehearsal that agree, or the last two where they never did; ``reserve`` is in bytes."""
+    """A plan and what it takes; ``reserve`` is what the plan keeps free, and ``needed`` what the next one has to keep.
+
+    Both are in bytes by component, and ``needed`` is at least ``reserve``. ``rounds`` were gone through.
+    """
 
     plan: Plan
-    rehearsal: Rehearsal
+    taken: Taken
     reserve: Mapping[str, int]
+    needed: Mapping[str, int]
     rounds: int
-    agrees: bool
+
+    @property
+    def wrong(self) -> str:
+        """What is in the way: the run itself, a device that is too small, or that another plan would follow."""
+        if self.taken.wrong:
+            return self.taken.wrong
+        for device in self.plan.devices:
+            need = self.taken.need_bytes.get(device.id, 0)
+            if need > device.total_bytes:
+                has = format_bytes(device.total_bytes)
+                return f"{device.id} needs {format_bytes(need)} in {self.taken.phases[device.id]} and has {has}"
+        if self.needed != self.reserve:
+            return f"after {self.rounds} rounds, each plan asks for another reserve"
+        return ""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it runs, everything fits, and the plan keeps what its own rehearsal says that it needs."""
+        return not self.wrong
+
+    @property
+    def fullest(self) -> DeviceUse:
+        """The accelerator that comes closest to full."""
+        need = self.taken.need_bytes
+        rehearsed = (device for device in self.plan.devices if device.id in need)
+        return max(rehearsed, key=lambda device: need[device.id] / device.total_bytes)
 
 
 def settle(script: Script, planner: Planner, inventory: Inventory, settings: Settings) -> Settled:
-    """Return the plan whose reserves are what its own rehearsal says that each phase needs.
+    """Return the plan whose reserves are what its own rehearsal says that each phase needs, and what it takes.
 
-    A first plan keeps nothing free; every round keeps what the last rehearsal took beside weights, per component and
-    at least what any round has asked for, so that the search ends.
+    A first plan keeps nothing free; every round keeps what the last plan took beside the weights that it counts, per
+    component, and at least what any round has asked for, so that the search ends. What a placement takes does not
+    depend on the reserve, so each is rehearsed once.
 
-    Raises: PlanError: nothing fits with what the phases need. BuildError, DispatchError: as ``rehearse``.
+    Raises: PlanError: nothing fits with what the phases need. SpecError, BuildError, DispatchError, RunError: as
+        ``taken_by``.
     """
-    reserve: Mapping[str, int] = {DEFAULT: 0}
-    settled = _round(script, planner, inventory, settings, reserve)
-    while not settled.agrees and settled.rounds < MAX_ROUNDS and settled.reserve != reserve:
-        reserve = settled.reserve
-        again = _round(script, planner, inventory, settings, reserve)
-        settled = replace(again, rounds=settled.rounds + 1)
-    return settled
+    seen: dict[tuple[tuple[str, ...], ...], Taken] = {}
 
+    def settled(reserve: Mapping[str, int], rounds: int) -> Settled:
+        plan = planner(script.spec.model_copy(update={"reserve": RehearsedReserve(reserve)}), inventory)
+        places = places_of(plan)
+        taken = seen[places] = seen.get(places) or taken_by(script, plan, inventory, settings)
+        needed = {key: max(taken.reserve.get(key, 0), reserve.get(key, 0)) for key in {**reserve, **taken.reserve}}
+        return Settled(plan=plan, taken=taken, reserve=reserve, needed=needed, rounds=rounds)
 
-def _round(
-    script: Script, planner: Planner, inventory: Inventory, settings: Settings, reserve: Mapping[str, int]
-) -> Settled:
-    """One plan and its rehearsal; ``reserve`` of the result is what the next plan has to keep."""
-    plan = planner(script.spec.model_copy(update={"reserve": reserve}), inventory)
-    rehearsal = rehearse(script, plan, inventory, settings, is_enforced=False)
-    needed = reserves_of(rehearsal)
-    wider = {name: max(needed.get(name, 0), reserve.get(name, 0)) for name in {**reserve, **needed}}
-    return Settled(plan=plan, rehearsal=rehearsal, reserve=wider, rounds=1, agrees=wider == reserve and rehearsal.fits)
-
-
-def reserves_of(rehearsal: Rehearsal) -> dict[str, int]:
-    """Return what each component needs of a device while it runs, beside all weights: activations and margins.
-
-    Under ``default``: what a device needs in which nothing of it runs, for what stays there between the phases.
-    """
-    margins = max((device.margin_bytes for device in rehearsal.devices), default=0)
-    reserves: dict[str, int] = {DEFAULT: margins}
-    components = {assignment.component for assignment in rehearsal.plan.assignments}
-    for device in rehearsal.devices:
-        for phase in device.phases:
-            name = phase.phase.partition(".")[0]
-            key = name if name in components else DEFAULT
-            reserves[key] = max(reserves.get(key, 0), phase.activations_bytes + margins)
-    return reserves
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """One setting of a sweep on one machine: whether it runs there, and the device that comes closest to full."""
-
-    machine: str
-    size: int
-    batch: int
-    fits: bool
-    need_bytes: int
-    capacity_bytes: int
-    why_not: str
-
-
-def sweep(
-    script: Script, planner: Planner, machines: Iterable[Inventory], sizes: Iterable[int], batches: Iterable[int]
-) -> Iterator[Tried]:
-    """Yield what becomes of every square size and batch on every machine, each planned and rehearsed for itself."""
-    for inventory, size, batch in itertools.product(machines, sizes, batches):
-        settings = Settings(height=size, width=size, batch=batch)
+    last = settled({DEFAULT: 0}, 1)
+    while last.rounds < MAX_ROUNDS and last.needed != last.reserve and not last.taken.wrong:
         try:
-            settled = settle(script, planner, inventory, settings)
+            last = settled(last.needed, last.rounds + 1)
         except PlanError as error:
-            yield Tried(
-                machine=inventory.name,
-                size=size,
-                batch=batch,
-                fits=False,
-                need_bytes=0,
-                capacity_bytes=max((device.total_bytes for device in inventory.accelerators), default=0),
-                why_not=error.problems[0].what,
-            )
-            continue
-        fullest = max(settled.rehearsal.devices, key=lambda device: device.need_bytes / device.capacity_bytes)
-        failure = settled.rehearsal.failure
-        yield Tried(
-            machine=inventory.name,
-            size=size,
-            batch=batch,
-            fits=settled.rehearsal.fits,
-            need_bytes=fullest.need_bytes,
-            capacity_bytes=fullest.capacity_bytes,
-            why_not=failure.what if failure else settled.rehearsal.odd_output,
-        )
+            raise PlanError([replace(problem, why=_beside(last.needed)) for problem in error.problems]) from error
+    return last
+
+
+def _beside(reserve: Mapping[str, int]) -> str:
+    return f"beside weights, a rehearsal took {reserve_words(reserve)}"
+
+
+def reserve_words(reserve: Mapping[str, int]) -> str:
+    """Return a reserve in words: by component, the most first, and what anything else takes."""
+    named = sorted(((nbytes, name) for name, nbytes in reserve.items() if name != DEFAULT), reverse=True)
+    words = [f"{name} {format_bytes(nbytes)}" for nbytes, name in named]
+    return ", ".join([*words, f"otherwise {format_bytes(reserve.get(DEFAULT, 0))}"])
+
+
+def told(error: DMConfigError) -> str:
+    """Return an error in a sentence: its first problem, and why that is one."""
+    problem = error.problems[0]
+    return f"{problem.what}; {problem.why}" if problem.why else problem.what

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dmconfig.assembly import Assembly, Component
-from dmconfig.configs import config_folder
 from dmconfig.errors import BuildError, Code
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
 from dmconfig.measure import config_folder_of
 from dmconfig.rehearse.standins import stand_in_for
 from dmconfig.resolve import Resolved
-from dmconfig.source import Source
 
 
 def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:
@@ -27,45 +22,26 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
     Raises: BuildError: a component cannot be built from its config, or there is no config of it.
     """
     parts: dict[str, Any] = dict.fromkeys(assembly.absent)
-    later: list[Component] = []
-    for component in assembly.components:
-        if component.is_module:
-            parts[component.name] = _module(resolved, component, dtypes[component.name])
-        else:
-            later.append(component)
+    parts |= {part.name: _module(resolved, part, dtypes[part.name]) for part in assembly.modules}
     stand_ins = []
-    for component in later:  # a tokenizer's stand-in looks at the encoder it feeds
-        parts[component.name], is_stand_in = _other(resolved, component, parts)
-        stand_ins += [component.name] if is_stand_in else []
+    for component in assembly.components:
+        if not component.is_module:  # a tokenizer's stand-in looks at the encoder it feeds, which is there by now
+            parts[component.name], is_stand_in = _other(resolved, component, parts)
+            stand_ins += [component.name] if is_stand_in else []
+    return _pipeline(assembly, parts), tuple(stand_ins)
+
+
+def _pipeline(assembly: Assembly, parts: Mapping[str, Any]) -> Any:
+    """The pipeline of its parts, which learn nothing and show nothing."""
     import diffusers
 
-    cls = getattr(diffusers, assembly.class_name)
-    known = inspect.signature(cls.__init__).parameters
-    settings = {name: value for name, value in settings_of(assembly).items() if name in known}
     with torch.device("meta"):  # some pipelines build modules of their own
-        pipe = cls(**settings, **parts)
+        pipe = getattr(diffusers, assembly.class_name)(**assembly.config, **parts)
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(requires_grad=False)
     pipe.set_progress_bar_config(disable=True)
-    return pipe, tuple(stand_ins)
-
-
-def settings_of(assembly: Assembly) -> Mapping[str, Any]:
-    """Return the values beside components that a pipeline is made with, such as Wan's ``boundary_ratio``.
-
-    Of a pipeline that is not on this machine, the packaged ones: the assembly knows only its components.
-    """
-    packaged = None if assembly.source.folder else _packaged(assembly.source)
-    if packaged is None:
-        return assembly.config
-    index = json.loads((packaged / "model_index.json").read_text(encoding="utf-8"))
-    return {name: value for name, value in index.items() if not isinstance(value, list)} | dict(assembly.config)
-
-
-def _packaged(source: Source) -> Path | None:
-    """The packaged configs of a pipeline on the hub."""
-    return config_folder(source.hub_id) if source.hub_id else None
+    return pipe
 
 
 def as_loaded(module: Any, dtype: str) -> Any:

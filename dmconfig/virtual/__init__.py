@@ -17,6 +17,7 @@ gradients is alive. On a host with real accelerators, ``run_hidden`` runs a proc
     state         one machine's devices, and how results become tensors on them
     rules         which devices may meet in one operator
     operators     running one operator on the inner tensors
+    shapes        what operators make of shapes, remembered
     functions     calls caught above the operators, before C++ branches on the device
     threads       entering the two torch modes, also in the workers of thread pools
     generator     torch.Generator with a virtual device

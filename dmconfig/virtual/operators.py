@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dmconfig.virtual import rules
 from dmconfig.virtual.errors import REFUSALS
+from dmconfig.virtual.shapes import shapes_of
 from dmconfig.virtual.state import MachineState
 from dmconfig.virtual.tensor import (
     CPU,
@@ -223,10 +224,17 @@ def _compute(func: OpOverload, args: Args, kwargs: Kwargs, *, shape_only: bool, 
     kwargs = _for_inner(kwargs, META if shape_only else CPU, placed=placed)
     convert = _shape_of if shape_only else inner_of
     args, kwargs = with_tensors(convert, args, kwargs)
+    if shape_only:
+        return shapes_of(func, args, kwargs, lambda: _shaped(func, args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _shaped(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Run an operator on meta tensors; where it has no kernel for them, its parts."""
     try:
         return func(*args, **kwargs)
     except NotImplementedError:
-        result = func.decompose(*args, **kwargs) if shape_only else NotImplemented
+        result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
             raise
         return result

@@ -95,7 +95,7 @@ def test_every_key_of_the_models_is_documented() -> None:
         assert doc.description, doc.path
         assert doc.example, doc.path
     assert [path for path, doc in docs.items() if doc.default is None] == [
-        "version", "pipeline", "pipeline.source", "device_map.<component>.execution"
+        "version", "pipeline", "pipeline.source", "pipelines.<name>.class", "device_map.<component>.execution",
     ]  # fmt: skip
 
 

@@ -149,8 +149,15 @@ def test_init_that_cannot_be_writes_nothing(arguments: tuple[str, ...], exit_cod
     assert "pipe.yaml:" not in result.stderr
 
 
-def test_init_into_a_folder_that_is_not_there_is_refused() -> None:
-    """The folder of the file is not made, for it is more likely misspelt."""
-    result = init(FLUX, "--out", "no/spec.yaml", *machine("80GiB", "64GiB"))
-    assert (result.exit_code, Path("no").exists()) == (2, False)
+def test_init_makes_the_folder_of_the_file() -> None:
+    """As every verb that writes a file does."""
+    assert init(FLUX, "--out", "new/spec.yaml", *machine("80GiB", "64GiB")).exit_code == 0
+    assert Path("new/spec.yaml").is_file()
+
+
+def test_init_where_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
+    """A file where the folder would be is no traceback."""
+    Path("taken").write_text("")
+    result = init(FLUX, "--out", "taken/spec.yaml", *machine("80GiB", "64GiB"))
+    assert (result.exit_code, Path("taken").read_text()) == (2, "")
     assert "error[DM107 file-not-written]: --out" in result.stderr

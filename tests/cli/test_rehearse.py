@@ -67,3 +67,51 @@ def test_rehearse_mistakes_are_told_before_anything_runs(arguments: tuple[str, .
     assert (code, output) == (2, "")
     assert errors.startswith("error[DM")
     assert told in errors
+
+
+def test_rehearse_fix_tries_what_may_help() -> None:
+    """Of a batch that is too large, the command says what helps; without the option only what may."""
+    card = (
+        "--gpus",
+        "600MiB",
+        "--ram",
+        "8GiB",
+        "--set",
+        "reserve=0",
+        "--batch",
+        "4",
+        "--height",
+        "512",
+        "--width",
+        "512",
+    )
+    code, output, errors = rehearse(DIGITS, *card, "--fix", "--format", "json")
+    assert (code, errors) == (3, "")
+    remedies = json.loads(output)["remedies"]
+    assert [each["fits"] for each in remedies if each["words"].startswith("make ")]
+    assert all(isinstance(each["fits"], bool) for each in remedies)
+
+
+def test_rehearse_shows_no_traceback_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the pipeline's own code raises is a verdict with exit code 3; where it was stands behind a variable."""
+    odd = (*MACHINE, "--height", "33", "--width", "33")
+    code, output, errors = rehearse(DIGITS, *odd)
+    assert (code, errors) == (3, "")
+    assert output.startswith("does not run: an error in the pipeline itself\n")
+    assert "  what     ValueError: `height` and `width` have to be divisible by 8" in output
+    assert "  fix      if the arguments of the call are as they should be" in output
+    monkeypatch.setenv("DMCONFIG_TRACEBACK", "1")
+    assert "Traceback (most recent call last)" in rehearse(DIGITS, *odd)[2]
+
+
+def test_plan_rehearse_keeps_what_a_rehearsal_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``plan --rehearse`` is short for a rehearsed reserve, and the plan says where its reserve came from."""
+    monkeypatch.setenv("DMCONFIG_CACHE", str(tmp_path))
+    plans = [
+        CliRunner().invoke(app, ["plan", str(DIGITS), *MACHINE, *arguments])
+        for arguments in (["--rehearse"], ["--set", "reserve=rehearsed"], [])
+    ]
+    assert [plan.exit_code for plan in plans] == [0, 0, 0]
+    assert plans[0].stdout == plans[1].stdout
+    assert "note: the reserve is what a rehearsal of this plan took beside weights, for 1 x " in plans[0].stdout
+    assert "rehearsal" not in plans[2].stdout

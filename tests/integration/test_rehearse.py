@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ import transformers
 
 from dmconfig.build import build_pipelines
 from dmconfig.dispatch import dispatch, placement
+from dmconfig.errors import SpecError
 from dmconfig.load import Checked, check_file, plan_for
 from dmconfig.progress import NoProgress
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
 from dmconfig.rehearse import rehearsal as rehearsing
-from dmconfig.rehearse.inputs import arguments
+from dmconfig.rehearse.inputs import arguments, steps_of
 from dmconfig.rehearse.skeleton import build_skeleton
 from dmconfig.resolve import overrides_from_mapping
 from dmconfig.units import GIB
@@ -103,7 +104,8 @@ def with_values(checked: Checked, rehearsal: Rehearsal, settings: Settings) -> t
         options = checked.spec.group_offload.model_dump()
         dispatch(pipe, rehearsal.plan, in_turn=checked.assembly.in_turn, group_options=options, is_mapped=False)
         machine.ledger.reset()
-        given = arguments(pipe, checked.assembly.facts, settings, {}, rehearsal.steps[0])
+        steps = steps_of(pipe, checked.assembly.facts, settings, {})
+        given = arguments(pipe, checked.assembly.facts, settings, {}, steps)
         with machine.track(pipe.components):
             pipe(**given)
         ledger = machine.ledger
@@ -226,11 +228,101 @@ def test_the_file_and_the_user_decide_the_call(tiny: Tiny) -> None:
 
 def test_sizes_of_the_signature_are_asked_for(tiny: Tiny) -> None:
     """A film that nobody gave a length has that of the signature, and is held against it."""
-    checked = tiny.checked("wan", {})
+    checked = tiny.checked("ltx", {})
     rehearsal = rehearsed(checked, Settings(height=SIZE, width=SIZE, call={"max_sequence_length": LENGTH}))
 
-    assert rehearsal.arguments["num_frames"] == 81
-    assert rehearsal.output == (1, 81, 3, SIZE, SIZE)
+    assert rehearsal.arguments["num_frames"] == 161
+    assert rehearsal.output == (1, 161, 3, SIZE, SIZE)
+
+
+WHOLE = [
+    ("sdxl", {"device_map": {"unet": "cuda:0", "default": "cuda:1"}}),
+    ("sdxl", {"device_map": "cuda:0", "low_memory": "cpu_offload_with_hook"}),
+    ("sd", {"device_map": "cuda:0", "low_memory": "sequential_cpu_offload"}),
+    ("flux", {"device_map": {"transformer": {"execution": "cuda:1", "offload": "group"}, "default": "cuda:0"}}),
+    ("kandinsky22", {"device_map": {"unet": "cuda:0", "prior_prior": "cuda:1", "default": "cuda:1"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "overrides"), WHOLE)
+def test_what_a_whole_generation_moves_is_told_from_a_few_steps(
+    call: str, overrides: Mapping[str, Any], tiny: Tiny
+) -> None:
+    """Bytes and copies on every link and in every phase are those of a rehearsal of all steps."""
+    checked = tiny.checked(call, overrides)
+    few, all_ = (rehearsed(checked, replace(settings_of(call), steps=8, full=full)) for full in (False, True))
+
+    assert few.steps[0] < few.steps[1] == all_.steps[0] == 8
+    moved, expected = moves_of(few), moves_of(all_)
+    assert {route: count for route, (_, count) in moved.items()} == {r: count for r, (_, count) in expected.items()}
+    # the tensors of all timesteps are the only ones that are as long as there are steps, at most 25 and 8
+    assert {r: expected[r][0] - b for r, (b, _) in moved.items() if not 0 <= expected[r][0] - b < 33 * 8} == {}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "run"),
+    [("EulerDiscreteScheduler", 2), ("DDIMScheduler", 2), ("PNDMScheduler", 5), ("UniPCMultistepScheduler", 3)],
+)
+def test_multistep_solvers_reach_their_order(scheduler: str, run: int, tiny: Tiny) -> None:
+    """One step more than they look back, and two for the others."""
+    checked = tiny.checked("sd", {"components.scheduler.class": scheduler})
+    pipe, _stand_ins = build_skeleton(checked.resolved, checked.assembly, dict.fromkeys(NAMES_OF_SD, "float32"))
+    steps = steps_of(pipe, checked.assembly.facts, Settings(steps=20), {})
+    assert {name: (each.run, each.asked) for name, each in steps.items()} == {"scheduler": (run, 20)}
+
+
+NAMES_OF_SD = ("vae", "text_encoder", "unet", "safety_checker")
+
+
+def test_what_a_pipeline_does_not_do_is_refused(tiny: Tiny) -> None:
+    """A length for a picture is an error, and not ignored."""
+    checked = tiny.checked("sd", {})
+    with pytest.raises(SpecError) as refused:
+        rehearsed(checked, Settings(frames=9))
+    (problem,) = refused.value.problems
+    assert (problem.origin, problem.what) == ("--frames", "StableDiffusionPipeline makes no film")
+
+
+def test_latents_are_held_against_nothing(tiny: Tiny) -> None:
+    """A call that is asked for latents returns no picture of the size that was asked for, and that is not odd."""
+    rehearsal = rehearsed(tiny.checked("sdxl", {"call": {"output_type": "latent"}}), settings_of("sdxl"))
+    assert rehearsal.output == (1, 4, SIZE // 2, SIZE // 2)
+    assert rehearsal.odd_output == ""
+    assert rehearsal.fits
+
+
+def test_what_the_libraries_refuse_is_a_failure_with_a_place(tiny: Tiny) -> None:
+    """Any error of the pipeline's own code is told with what it is, where it was, and what to do; none escapes."""
+    failure = rehearsed(
+        tiny.checked("sdxl", {"call": {"guidance_rescale": 0.5}}), Settings(height=33, width=33)
+    ).failure
+    assert failure is not None
+    assert (failure.kind, failure.phase, failure.module) == ("error", "outside", "")
+    assert failure.what.startswith("ValueError: `height` and `width` have to be divisible by 8")
+    assert "--call" in failure.fix
+    assert "pipeline_stable_diffusion_xl.py" in failure.trace
+
+
+def test_an_error_inside_a_module_names_it(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The innermost module whose code raised is found by its path, and the phase is its component's."""
+    monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", lambda *_args: {}["weight"])
+    failure = rehearsed(tiny.checked("sdxl", {}), settings_of("sdxl")).failure
+    assert failure is not None
+    assert (failure.kind, failure.phase, failure.module) == ("error", "unet", "unet.conv_in")
+    assert failure.what == "KeyError: 'weight'"
+
+
+def test_threads_and_collector_are_left_as_they_were(tiny: Tiny) -> None:
+    """A rehearsal computes with one thread, and gives the others back."""
+    was, frozen = torch.get_num_threads(), gc.get_freeze_count()
+    torch.set_num_threads(2)
+    try:
+        rehearsed(tiny.checked("sdxl", {}), settings_of("sdxl"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(was)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() <= frozen  # this module freezes what is there; of that some may be gone
 
 
 def test_more_pictures_take_more(tiny: Tiny) -> None:

@@ -22,7 +22,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from dmconfig.configs import config_folder
 from dmconfig.footprint import build_on_meta
 from dmconfig.rehearse import Settings
-from dmconfig.rehearse.inputs import arguments
+from dmconfig.rehearse.inputs import arguments, steps_of
 from dmconfig.rehearse.margins import BLAS_BYTES, CONTEXT_BYTES, margins_of, workspace_bytes
 from dmconfig.rehearse.model import PhasePeak
 from dmconfig.rehearse.skeleton import as_loaded, build_skeleton
@@ -214,7 +214,7 @@ def flux_reserved(place: Callable[[Any], Any]) -> Mapping[str, int]:
         place(pipe)
         loaded = machine.ledger.reserved_bytes(DEVICE)
         with machine.track(pipe.components):
-            pipe(**arguments(pipe, facts, Settings(), {}, 2))
+            pipe(**arguments(pipe, facts, Settings(), {}, steps_of(pipe, facts, Settings(), {})))
         decode = max(workspace_bytes(phase) for phase in phases_of(machine) if phase.phase == "vae.decode")
         return {"loaded": loaded, "peak": machine.ledger.peak_reserved_bytes(DEVICE), "decode": decode}
 

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from dmconfig.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, parse_document, parse_scalar, read_document
 from dmconfig.errors import Code, DocumentError, Problem
@@ -491,3 +494,35 @@ def test_parse_document_same_text_same_document() -> None:
     second = parse_document(SPEC, name="a", folder=Path("/a"))
     assert second.data == before
     assert dict(second.values) == dict(first.values)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.dictionaries(TEXTS, PLAIN, max_size=4), st.sampled_from([True, False, None]))
+def test_what_pyyaml_writes_is_read_as_the_same_data(data: dict[str, Any], flow: bool | None) -> None:
+    """Whatever plain data another writer of YAML has put into a file, in braces or not, is what we read.
+
+    But for what PyYAML itself reads differently (some line ends), and for y and n, which it does not quote.
+    """
+    text = yaml.safe_dump(data, default_flow_style=flow, allow_unicode=True)
+    assume(yaml.safe_load(text) == data and not re.search(r"(?<![\w'\"])[yYnN](?![\w'\"])", text))
+    assert document_from(text).data == data
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.text(st.sampled_from("ab:-?[]{},#&*!|>'\"%@` \n\t0.~<=$"), max_size=40))
+def test_text_of_nothing_but_punctuation_is_read_or_refused_at_a_place(text: str) -> None:
+    """Characters that YAML gives a meaning, in any order, never end in anything but data or a placed problem."""
+    problems: tuple[Problem, ...] = ()
+    try:
+        document_from(text)
+    except DocumentError as error:
+        problems = error.problems
+    assert all(problem.location for problem in problems)

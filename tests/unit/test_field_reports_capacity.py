@@ -273,9 +273,6 @@ def test_b26_blocks_after_one_that_is_too_big_stay() -> None:
     assert (resting_on(plan, "unet", "cuda:0"), resting_on(plan, "unet", "cpu")) == (2, 16)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="auto keeps blocks in a run from the first on, so one that is too big sends all others away"
-)
 @pytest.mark.parametrize("cards", [[3], [3, 3], [6]])
 def test_b26_blocks_after_one_that_is_too_big_stay_under_auto(cards: Sequence[float]) -> None:
     """The strategy that promises the least time brings no more than a map that one can write by hand."""

@@ -369,7 +369,8 @@ def test_b12_a_component_from_another_place_is_sized_and_planned_with_the_others
     small = inventory(cuda=[63 / 1024, 63 / 1024])
     assert assignment(real_plan(f"device_map: {strategy}", small), "vae").residency is Residency.ALWAYS
     if strategy in ("balanced_ultra_low_memory", "auto"):
-        assert assignment(real_plan(lines, small), "vae").storage_device == "cpu"
+        too_large = assignment(real_plan(lines, small), "vae")
+        assert "cpu" in {piece.storage_device for piece in too_large.parts or (too_large,)}
     else:
         assert "vae" in problems(lines, small)[0].what
 

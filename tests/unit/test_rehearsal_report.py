@@ -17,7 +17,8 @@ import pytest
 from dmconfig.inventory import parse_machine
 from dmconfig.load import check_file, plan_for
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
-from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, Margin, PhasePeak, devices_named_in
+from dmconfig.rehearse.failures import devices_named_in
+from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, Margin, PhasePeak
 from dmconfig.rehearse.page import rehearsal_page
 from dmconfig.rehearse.report import rehearsal_data, rehearsal_schema, rehearsal_text, versions
 from dmconfig.render import problems_data
