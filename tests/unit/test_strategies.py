@@ -23,7 +23,6 @@ from dmconfig.footprint import Footprint
 from dmconfig.inventory import Inventory
 from dmconfig.layout import LaidOutModule, Layout
 from dmconfig.load import Checked
-from dmconfig.measure import dtype_notes
 from dmconfig.plan import Assignment, Part, Plan, Residency, make_plan, make_task
 from dmconfig.plan.misfits import variations
 from dmconfig.plan.task import Task
@@ -702,22 +701,6 @@ def test_notes_of_a_call_that_is_larger_than_the_reserve_is_for() -> None:
     assert planned("digits", f"{lines}reserve: 6GiB", inventory(cuda=[16]), TOY).notes == ()
     small = lines.replace("2048", "1024")
     assert planned("digits", small, inventory(cuda=[16]), TOY).notes == ()
-
-
-def test_notes_of_dtypes() -> None:
-    """What is cast is told once for all that are cast alike, and T5's layers that float16 is too small for."""
-    spec = checked("flux", "device_map: balanced")
-    plain = footprints(vae=1, text_encoder=1, text_encoder_2=1, transformer=1)
-    cast = {"vae": "float32", "text_encoder": "float32", "transformer": "bfloat16"}
-    sizes = {
-        name: replace(size, dtype="float16", stored_dtype=cast.get(name, "float16"), needs_cast=name in cast)
-        for name, size in plain.items()
-    }
-    assert [*dtype_notes(spec.assembly, sizes)] == [
-        "vae, text_encoder are stored as float32 and cast to float16: copied by loading, and in no file",
-        "transformer is stored as bfloat16 and cast to float16: copied by loading, and in no file",
-        "text_encoder_2 keeps wo in float32, as its class asks of float16",
-    ]
 
 
 @pytest.mark.parametrize(
