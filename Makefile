@@ -19,7 +19,8 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST = DMCONFIG_CACHE="$$(pwd)/build/cache" $(ONE_THREAD) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 MATRIX = build/matrix
 # What `make test-matrix` runs: the part that reaches into torch. Where CUDA is real, virtual devices need it hidden.
-MATRIX_TESTS = tests/unit/virtual tests/integration/test_placements.py
+MATRIX_TESTS = tests/unit/virtual tests/integration/test_placements.py tests/integration/test_split.py \
+  tests/integration/test_life.py tests/integration/test_models.py
 HIDDEN = CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES=-1 ONEAPI_DEVICE_SELECTOR='*:cpu'
 
 help: ## this list
@@ -64,6 +65,7 @@ lint: $(LINTED) ## ruff and mypy; changes nothing
 
 bench: $(TESTED) ## time the commands, plans, the loading of a 2 GB pipeline and the disk tier, see benchmarks/
 	@failed=0; \
+	$(BIN)/python benchmarks/startup.py || failed=1; \
 	$(BIN)/python benchmarks/commands.py || failed=1; \
 	$(BIN)/python benchmarks/plan_speed.py || failed=1; \
 	$(BIN)/python benchmarks/placement_quality.py || failed=1; \
@@ -85,6 +87,9 @@ schema: $(TESTED) ## write the JSON Schemas of specs, machine files, plans, rehe
 	@mv build/rehearsal.json schemas/rehearsal-1.schema.json
 	@mv build/sweep.json schemas/sweep-1.schema.json
 	@echo "wrote the schemas of specs, machine files, plans, rehearsals and sweeps in schemas/"
+
+reference: $(TESTED) ## write the pages of keys and of error codes anew, from the models
+	$(BIN)/python tools/reference.py
 
 layouts: $(TESTED) ## write the packaged layouts anew, from the packaged configs
 	$(BIN)/python tools/layouts.py
@@ -113,4 +118,4 @@ $(LINTED): pyproject.toml constraints.txt
 	@$(PIP) -e '.[test,lint]'
 	@touch $(TESTED) $(LINTED)
 
-.PHONY: help demo test quick placements test-matrix lint bench schema layouts clean
+.PHONY: help demo test quick placements test-matrix lint bench schema reference layouts clean

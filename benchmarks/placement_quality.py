@@ -45,6 +45,7 @@ from dmconfig.inventory import Inventory, parse_machine
 from dmconfig.layout import Layout, nearest_ancestor
 from dmconfig.layouts import packaged_layout
 from dmconfig.load import Checked, check_file
+from dmconfig.measure import known_by_config
 from dmconfig.plan import Residency, make_task
 from dmconfig.plan.fastest import Fastest
 from dmconfig.plan.requests import Place
@@ -137,7 +138,12 @@ def figures_of(catalogued: CatalogPipeline, checked: Checked) -> Figures:
         if footprint is None:
             raise RuntimeError(f"the catalogue has no {part.name} of {catalogued.hub_id}")
         footprints[part.name] = footprint
-        layout = packaged_layout(catalogued.hub_id, part.name, part.class_name, DTYPE)
+        is_diffusers = part.library == "diffusers"
+        layout = (
+            packaged_layout(catalogued.hub_id, part.name, part.class_name, DTYPE)
+            if is_diffusers
+            else known_by_config(part, DTYPE)
+        )
         if layout is not None:
             layouts[part.name] = layout
     return Figures(hub_id=catalogued.hub_id, checked=checked, footprints=footprints, layouts=layouts)

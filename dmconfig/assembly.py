@@ -6,11 +6,13 @@ of classes; it reads no weights, asks no machine, and imports neither torch nor 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dmconfig.adapters import Adapter, changed_components, locate_adapters, unplaceable_adapters
 from dmconfig.errors import Code, DMConfigError, Problem, SpecError, nearest
 from dmconfig.facts import (
     ClassFacts,
@@ -25,6 +27,7 @@ from dmconfig.facts import (
     pipeline_facts,
 )
 from dmconfig.paths import ConfigPath
+from dmconfig.quantization import refused_by_backend
 from dmconfig.resolve import Resolved
 from dmconfig.source import (
     CONFIG_FILES,
@@ -37,7 +40,8 @@ from dmconfig.source import (
     model_class_in,
     read_index,
 )
-from dmconfig.spec import ComponentSpec, Spec
+from dmconfig.spec import ComponentSpec, QuantizationSpec, Spec
+from dmconfig.switches import refused_by_switches
 
 PIPELINE = "pipeline"
 """What the pipeline of the file is called beside those of ``pipelines``."""
@@ -67,6 +71,10 @@ class Component:
     dtype: str
     config: Mapping[str, Any] | None = None
     path: ConfigPath
+    asked: ComponentSpec = field(default_factory=ComponentSpec, repr=False)
+    quantization: QuantizationSpec | None = None
+    parts: tuple[Component, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_module(self) -> bool:
@@ -96,6 +104,7 @@ class Assembly:
     absent: tuple[str, ...]
     config: Mapping[str, Any]
     sharing: tuple[Sharing, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
     def facts_of(self, pipeline: str) -> PipelineFacts:
         """Return the facts of one of its pipelines: ``PIPELINE`` or the name of another."""
@@ -106,6 +115,12 @@ class Assembly:
         """The names of components that its pipelines can have."""
         classes = (self.facts, *(each.facts for each in self.sharing))
         return tuple(dict.fromkeys(slot.name for facts in classes for slot in facts.slots))
+
+    @property
+    def loaded(self) -> Iterator[Component]:
+        """What is loaded one by one: the components, and of those that are several models each of them."""
+        for component in self.components:
+            yield from component.parts or (component,)
 
     @property
     def modules(self) -> tuple[Component, ...]:
@@ -146,6 +161,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
     problems += _unknown_components(resolved, spec, *classes.values())
     assemblers = [_Assembler(resolved, spec, source, index, each, path) for path, each in classes.items()]
     found, unfit = _components(assemblers)
+    adapters, wrong = locate_adapters(resolved, spec, facts)
     assembly = Assembly(
         class_name=facts.class_name,
         source=source,
@@ -154,8 +170,30 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
         absent=tuple(name for name, component in found.items() if component is None),
         config={name: value for name, value in index.config.items() if name in facts.config_parameters},
         sharing=sharing,
+        adapters=adapters,
     )
-    return assembly, (*problems, *unfit)
+    if not wrong:
+        wrong = [*_unplaceable(resolved, spec, assembly)]
+        assembly = _with_changes(assembly)
+    return assembly, (*problems, *unfit, *wrong)
+
+
+def _unplaceable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """What adapters are put on must be there; an image encoder that the file leaves out by name is left out."""
+    names = [component.name for component in assembly.modules]
+    without = [name for name, asked in spec.components.items() if asked is None]
+    yield from unplaceable_adapters(resolved, assembly.adapters, names, assembly.denoiser, without)
+
+
+def _with_changes(assembly: Assembly) -> Assembly:
+    """The assembly, with components that adapters change kept from resting in their files."""
+    names = [component.name for component in assembly.modules]
+    changed = dict(changed_components(assembly.adapters, names, assembly.denoiser))
+    components = (
+        replace(each, refused={**each.refused, "disk": changed[each.name]}) if each.name in changed else each
+        for each in assembly.components
+    )
+    return replace(assembly, components=tuple(components))
 
 
 def _components(assemblers: Iterable[_Assembler]) -> tuple[dict[str, Component | None], list[Problem]]:
@@ -246,9 +284,17 @@ def _unknown_components(resolved: Resolved, spec: Spec, *classes: PipelineFacts)
             yield unknown_component(resolved, ("components", name), classes[0], *known)
 
 
+def _wrappers(slot: ComponentSlot) -> tuple[str, ...]:
+    """The classes of a slot that wrap several models of another of its classes: ``MultiControlNetModel``."""
+    return tuple(name for name in slot.types if "Multi" in name)
+
+
 @dataclass(frozen=True, slots=True)
 class _Assembler:
-    """Makes the components of one pipeline, each from what the file asks and what the source lists."""
+    """Makes the components of one pipeline, each from what the file asks and what the source lists.
+
+    ``place`` is that of a model in the list of those that are several in one place.
+    """
 
     resolved: Resolved
     spec: Spec
@@ -256,6 +302,7 @@ class _Assembler:
     index: PipelineIndex
     facts: PipelineFacts
     class_path: ConfigPath
+    place: int | None = None
 
     def component(self, slot: ComponentSlot) -> Component | None:
         """Return the component for slot, or None where an optional one is left out.
@@ -271,6 +318,14 @@ class _Assembler:
                 raise SpecError([self._missing(name, left_out=left_out)])
             return None
         asked = asked or ComponentSpec()
+        if listed is not None and asked == ComponentSpec() and listed.class_name in _wrappers(slot):
+            asked = self._saved_together(name)
+        if isinstance(asked, tuple):
+            return self._several(slot, asked)
+        return self._one(slot, asked, listed)
+
+    def _one(self, slot: ComponentSlot, asked: ComponentSpec, listed: Entry | None) -> Component:
+        name = slot.name
         if listed is None and asked.source is None and not asked.subfolder:
             raise SpecError([self._nothing_listed(name)])
         source, folder = self._place(name, asked)
@@ -291,7 +346,55 @@ class _Assembler:
             dtype=asked.dtype or self.spec.pipeline.dtype,
             config=asked.config,
             path=self._path(name),
+            asked=asked,
+            quantization=self.spec.quantization_of(name),
+            refused={**refused_by_switches(asked), **refused_by_backend(self.spec.quantization_of(name))},
         )
+
+    def _several(self, slot: ComponentSlot, asked: tuple[ComponentSpec, ...]) -> Component:
+        """Return the component that wraps several models, as the pipeline class makes it of a list.
+
+        Raises: SpecError: the class takes one model only; or, of the models, as for one.
+        """
+        wrapper = next(iter(_wrappers(slot)), None)
+        facts = class_facts("diffusers", wrapper) if wrapper else None
+        if wrapper is None or facts is None or not asked:
+            what = f"{self.facts.class_name} takes one {slot.name!r}, not a list"
+            if wrapper is not None:
+                what = f"the list of {slot.name!r} is empty"
+            raise SpecError([self._problem(Code.WRONG_TYPE, slot.name, what, fix="name one model")])
+        parts: list[Component] = []
+        problems: list[Problem] = []
+        listed = self.index.entries.get(slot.name)
+        listed = None if listed is not None and listed.class_name == wrapper else listed
+        for place, each in enumerate(asked):
+            try:
+                parts.append(replace(self, place=place)._one(slot, each, listed))
+            except DMConfigError as error:
+                problems.extend(error.problems)
+        if problems:
+            raise SpecError(problems)
+        refused = {way: reason for part in parts for way, reason in part.refused.items()}
+        return replace(
+            parts[0],
+            class_name=wrapper,
+            library="diffusers",
+            facts=facts,
+            folder=None,
+            path=self._path(slot.name),
+            asked=ComponentSpec(),
+            parts=tuple(parts),
+            refused=refused,
+        )
+
+    def _saved_together(self, name: str) -> ComponentSpec | tuple[ComponentSpec, ...]:
+        """What a pipeline saved with several models in one place has: folders ``controlnet``, ``controlnet_1``, ..."""
+        folder = self.source.folder
+        if folder is None:
+            return ComponentSpec()
+        names = [name, *(f"{name}_{index}" for index in range(1, len(list(folder.iterdir()))))]
+        there = itertools.takewhile(lambda each: (folder / each).is_dir(), names)
+        return tuple(ComponentSpec(subfolder=each) for each in there)
 
     def unshared(self, slot: ComponentSlot, component: Component | None) -> Iterator[Problem]:
         """Yield why this class cannot have a component that another one has, or does without."""
@@ -303,6 +406,10 @@ class _Assembler:
     def unfit(self, slot: ComponentSlot, component: Component) -> Iterator[Problem]:
         """Yield what the file asks of a component that its class cannot be or do."""
         name = component.name
+        for place, part in enumerate(component.parts):
+            yield from replace(self, place=place).unfit(slot, part)
+        if component.parts:
+            return
         mismatches = [*self._mismatch(slot, component)]
         yield from mismatches
         if not mismatches and self._holds_another_class(component):
@@ -374,9 +481,9 @@ class _Assembler:
         raise SpecError([self._not_in(here, folder, name)])
 
     def _own_source(self, name: str, text: str, revision: str | None) -> Source:
-        path: ConfigPath = ("components", name, "source")
+        path: ConfigPath = (*self._path(name), "source")
         if revision is not None and is_local(text):
-            raise SpecError([_needless_revision(self.resolved, ("components", name, "revision"), text)])
+            raise SpecError([_needless_revision(self.resolved, (*self._path(name), "revision"), text)])
         try:
             return locate_source(text, folder=self.resolved.folder_of(path), revision=revision)
         except DMConfigError as error:
@@ -397,10 +504,15 @@ class _Assembler:
     # places and problems
     def _written(self, name: str) -> Mapping[str, Any]:
         """The keys that the file, or an override, writes for a component."""
-        return (self.resolved.data.get("components") or {}).get(name) or {}
+        written = (self.resolved.data.get("components") or {}).get(name) or {}
+        if isinstance(written, list):
+            written = {} if self.place is None else written[self.place]
+        return written if isinstance(written, dict) else {}
 
     def _path(self, name: str) -> ConfigPath:
-        return ("components", name) if name in self.spec.components else ("pipeline", "source")
+        if name not in self.spec.components:
+            return ("pipeline", "source")
+        return ("components", name) if self.place is None else ("components", name, self.place)
 
     def _problem(
         self, code: Code, name: str, what: str, *keys: str, why: str = "", fix: str = "", key: bool = False

@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dmconfig.adapters import apply_adapters, missing_peft
 from dmconfig.assembly import Assembly, Component, Sharing
 from dmconfig.errors import BuildError, Code, DispatchError
 from dmconfig.garbage import gc_paused
@@ -20,7 +21,10 @@ from dmconfig.offload import OffloadFolder, resting_on_disk
 from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Plan
 from dmconfig.progress import Progress
+from dmconfig.quantization import loads_on_accelerator, missing_backends, quantization_config
 from dmconfig.resolve import Resolved
+from dmconfig.spec import Spec
+from dmconfig.switches import apply_switches, missing_attention_packages
 
 
 def build_pipelines(
@@ -39,10 +43,28 @@ def build_pipelines(
         parts: dict[str, Any] = dict.fromkeys(assembly.absent)
         for component in progress.track("load", assembly.components, lambda component: component.name):
             assignment = assignments.get(component.name)
-            parts[component.name] = part = _load(resolved, component, assignment.dtype if assignment else None)
+            parts[component.name] = part = _load_all(resolved, component, assignment)
             if files is not None and assignment is not None and assignment.is_written:
                 _write(resolved, files, part, assignment)
-        return [_construct(resolved, assembly, parts), *(_share(resolved, each, parts) for each in assembly.sharing)]
+        pipe = _construct(resolved, assembly, parts)
+        apply_adapters(resolved, pipe, assembly.adapters)
+        for component in assembly.modules:
+            apply_switches(resolved, component, parts[component.name], assignments[component.name].dtype)
+        return [pipe, *(_share(resolved, each, parts) for each in assembly.sharing)]
+
+
+def require_packages(resolved: Resolved, spec: Spec, assembly: Assembly) -> None:
+    """Check that what the file asks for beside the pipeline itself is installed, before anything is loaded.
+
+    Raises: BuildError: PACKAGE_MISSING, one problem per package that is missing, and where it is asked for.
+    """
+    problems = [
+        *missing_backends(resolved, spec),
+        *missing_attention_packages(resolved, assembly),
+        *missing_peft(resolved, assembly.adapters, [component.name for component in assembly.modules]),
+    ]
+    if problems:
+        raise BuildError(problems)
 
 
 def _write(resolved: Resolved, files: OffloadFolder, module: Any, assignment: Assignment) -> None:
@@ -52,11 +74,18 @@ def _write(resolved: Resolved, files: OffloadFolder, module: Any, assignment: As
         raise DispatchError(resolved.located(error.problems)) from error
 
 
-def _load(resolved: Resolved, component: Component, dtype: str | None) -> Any:
+def _load_all(resolved: Resolved, component: Component, assignment: Assignment | None) -> Any:
+    """A component, or the wrapper of the models that are several in its place."""
+    if not component.parts:
+        return _load(resolved, component, assignment)
+    return _class_of(component)([_load(resolved, part, assignment) for part in component.parts]).eval()
+
+
+def _load(resolved: Resolved, component: Component, assignment: Assignment | None) -> Any:
     try:
         cls = _class_of(component)
-        if dtype is not None:
-            return _load_module(cls, component, dtype)
+        if assignment is not None:
+            return _load_module(cls, component, assignment)
         if hasattr(cls, "from_config") and component.config:
             return cls.from_config({**cls.load_config(str(component.folder)), **component.config})
         return cls.from_pretrained(str(component.folder), local_files_only=True)
@@ -66,17 +95,23 @@ def _load(resolved: Resolved, component: Component, dtype: str | None) -> Any:
         raise BuildError([problem]) from error
 
 
-def _load_module(cls: Any, component: Component, dtype: str) -> Any:
+def _load_module(cls: Any, component: Component, assignment: Assignment) -> Any:
     import torch
 
+    quantised: dict[str, Any] = {}
+    if component.quantization is not None:
+        quantised["quantization_config"] = quantization_config(component.quantization, component.library)
+    if loads_on_accelerator(component.quantization):
+        quantised["device_map"] = {"": assignment.execution_device}
     files = component_weights(component)
     module, info = cls.from_pretrained(
         str(component.folder),
-        **{_dtype_argument(component.library): getattr(torch, dtype)},
+        **{_dtype_argument(component.library): getattr(torch, assignment.dtype)},
         variant=files.variant if files else None,
         use_safetensors=True,
         local_files_only=True,
         output_loading_info=True,
+        **quantised,
     )
     _refuse_random_weights(info)
     return module.eval()

@@ -12,13 +12,15 @@ from typing import Any
 from dmconfig.assembly import Assembly, Component, assemble, unknown_component
 from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
-from dmconfig.facts import CallParameter, PipelineFacts
+from dmconfig.facts import CallParameter, PipelineFacts, method_parameters
 from dmconfig.hints import call_hint
 from dmconfig.inputs import BY_PATH, SEED, Argument, arguments_at, unreadable_inputs
 from dmconfig.measure import component_weights, model_config
 from dmconfig.paths import ConfigPath
+from dmconfig.quantization import advice_for, quantised_parts
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT, STRATEGIES, GroupOffloadSpec, PlacementSpec, Spec
+from dmconfig.switches import unfit_switches
 from dmconfig.weights import find_weights, read_tensors, variants_in
 
 COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
@@ -46,11 +48,15 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
     problems.extend(unfit)
     for rule in (
         quantised_components,
+        quantised_parts,
+        switches,
+        refused_places,
         device_map_names,
         split_components,
         unplaced_components,
         idle_low_memory,
         group_offload,
+        group_options,
         calls_of_components,
         reserves,
         call_arguments,
@@ -68,7 +74,7 @@ def check_weights(resolved: Resolved, assembly: Assembly) -> None:
 
     Raises: SourceError: every component without safetensors weights, or without the variant asked for it.
     """
-    local = [component for component in assembly.modules if component.folder and not component.source.hub_id]
+    local = [each for each in assembly.loaded if each.is_module and each.folder and not each.source.hub_id]
     problems = [problem for component in local for problem in _missing_weights(resolved, component)]
     problems.extend(_variant_nowhere(resolved, assembly))
     if problems:
@@ -121,14 +127,71 @@ def nothing_runs_on_disk(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
 
 def quantised_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001
     """Weights that are stored quantised are loaded by libraries with rules of their own for placing them."""
-    for component in assembly.modules:
-        config = model_config(component)
+    for component in assembly.loaded:
+        config = model_config(component) if component.is_module else {}
         method = config.get("quantization_config")
         if method is not None:
             name = method.get("quant_method", "") if isinstance(method, dict) else ""
             what = f"{component.name!r} is stored quantised{f' ({name})' if name else ''}, which is not supported yet"
             fix = f"give components.{component.name} a source with plain weights"
             yield resolved.problem(Code.NOT_SUPPORTED_YET, component.path, what, fix=fix)
+
+
+def switches(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001 - one of several
+    """Every switch is one that the component's class, as installed, has, with the arguments it takes."""
+    yield from unfit_switches(resolved, assembly)
+
+
+def refused_places(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """No component is placed in a way that what is asked of it does not allow.
+
+    Where the file leaves a choice, the planner takes an allowed one; here is what the file itself says.
+    """
+    for component in assembly.modules:
+        for path, way in _ways(spec, component.name) if component.refused else ():
+            reason = component.refused.get(way)
+            if reason is not None:
+                what = f"{component.name!r} cannot be placed so: {reason}"
+                quantised = component.quantization
+                fix = advice_for(way, quantised) if quantised else "keep it whole on an accelerator, or change either"
+                yield resolved.problem(Code.PLACE_REFUSED, path, what, fix=fix)
+
+
+_LOW_MEMORY_WAYS = {
+    "cpu_offload_with_hook": "model", "sequential_cpu_offload": "sequential", "group_offload": "group",
+}  # fmt: skip
+
+
+def _ways(spec: Spec, name: str) -> Iterator[tuple[ConfigPath, str]]:
+    """The ways of placing a component that the file asks for, each with its place."""
+    entry = spec.placements.get(name)
+    if isinstance(entry, PlacementSpec):
+        yield ("device_map", name, "offload"), entry.offload
+        yield ("device_map", name, "storage"), DISK if entry.storage == DISK else ""
+        yield ("device_map", name, "execution"), "split" if entry.is_spread else entry.devices[0]
+    elif entry is not None:
+        yield ("device_map", name), entry
+    for key in spec.parts_of(name):
+        yield ("device_map", key), "split"
+    word = spec.words.get("", spec.words.get(DEFAULT))
+    if entry is None and not spec.parts_of(name) and isinstance(word, str) and word not in STRATEGIES:
+        path: ConfigPath = ("device_map", DEFAULT) if spec.placements else ("device_map",)
+        way = _LOW_MEMORY_WAYS.get(spec.low_memory)
+        yield (("low_memory",), way) if way else (path, word)
+    elif entry is None and word in STRATEGIES and spec.low_memory == "group_offload":
+        yield ("low_memory",), "group"
+
+
+def group_options(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001 - one of several
+    """Every option of group offload is one that diffusers, as installed, takes."""
+    parameters = method_parameters("diffusers", "ModelMixin", "enable_group_offload")
+    known = [parameter.name for parameter in parameters or ()]
+    for name in spec.group_offload.model_fields_set:
+        if name not in known:
+            what = f"group offloading of diffusers, as installed, takes no {name!r}"
+            meant = nearest(name, known)
+            fix = f"did you mean {meant!r}?" if meant else f"it takes: {', '.join(known)}"
+            yield resolved.problem(Code.UNKNOWN_SWITCH, ("group_offload", name), what, fix=fix, key=True)
 
 
 def idle_offload_folder(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
@@ -141,11 +204,12 @@ def idle_offload_folder(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
 
 def needless_revisions(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
     """A component's revision without a source of its own would mean nothing."""
-    for name, component in spec.components.items():
-        if component is not None and component.revision is not None and component.source is None:
-            what = f"revision is given for {name!r}, which has no source of its own"
-            path = ("components", name, "revision")
-            yield resolved.problem(Code.CONTRADICTION, path, what, fix="add source, or use pipeline.revision", key=True)
+    for path, component in spec.written_components:
+        if component.revision is not None and component.source is None:
+            what = f"revision is given for {path[1]!r}, which has no source of its own"
+            yield resolved.problem(
+                Code.CONTRADICTION, (*path, "revision"), what, fix="add source, or use pipeline.revision", key=True
+            )
 
 
 def device_map_names(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
@@ -469,7 +533,8 @@ def _bad_argument(resolved: Resolved, path: ConfigPath, value: object, parameter
 
 def _variant_nowhere(resolved: Resolved, assembly: Assembly) -> Iterator[Problem]:
     """A variant asked of the whole pipeline must exist for one of its components at least."""
-    inheriting = [c for c in assembly.modules if c.variant and not c.variant_required and c.folder]
+    modules = [component for component in assembly.loaded if component.is_module]
+    inheriting = [c for c in modules if c.variant and not c.variant_required and c.folder]
     if not inheriting:
         return
     variant = inheriting[0].variant

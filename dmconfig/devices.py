@@ -8,6 +8,11 @@ ACCELERATOR_KINDS = ("cuda", "mps", "xpu", "npu", "mlu", "hpu", "musa")
 CPU, DISK = "cpu", "disk"
 DEVICE_FORMS = "cpu, or an accelerator by number (0), kind (cuda) or full name (cuda:0, xpu:1, mps)"
 
+_RUNS = rf"[0-9]{{1,3}}|({'|'.join((*ACCELERATOR_KINDS, 'gpu'))})(:[0-9]{{1,3}})?|cpu(:0)?"
+RUNS_PATTERN = rf"^\s*({_RUNS})\s*$"
+DEVICE_PATTERN = rf"^\s*({_RUNS}|disk)\s*$"
+"""What ``parse_device`` accepts of texts, as a pattern for other tools; and of those what something can run on."""
+
 _INDEX = re.compile(r"[0-9]{1,3}")
 _FULL = re.compile(r"([a-z]+)(?::([0-9]{1,3}))?")
 

@@ -1,9 +1,10 @@
 """Strict YAML: text in, plain data and the place of every value out.
 
 Built on PyYAML's events rather than its loaders, because a loader forgets positions, keeps the last of two equal
-keys, and reads ``off``, ``0123`` and ``12:30`` as false, 83 and 750. Here scalars follow YAML 1.2, and a plain
-scalar that YAML 1.1 would read differently is refused with "quote it": the file must mean the same to every reader.
-What the values mean is for ``spec``; this module knows no keys.
+keys, and reads ``off``, ``0123`` and ``12:30`` as false, 83 and 750. Here scalars follow YAML 1.2, and a word that
+YAML 1.1 would read as something else is refused with "quote it": the file must mean the same to every reader. (Numbers
+with a bare exponent, ``1e-4``, are numbers: the models refuse them where text is meant.) Merge keys (``<<``) are
+followed. What the values mean is for ``spec``; this module knows no keys.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import yaml
 from yaml import events
 
 from dmconfig.errors import Code, DocumentError, Problem
-from dmconfig.paths import ROOT, ConfigPath, Location
+from dmconfig.hints import ambiguous_hint
+from dmconfig.paths import ROOT, ConfigPath, Location, lines_of
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -27,6 +29,7 @@ MAX_NODES = 20_000
 """Values after aliases are expanded: a file of nested aliases is refused after this many, in milliseconds."""
 
 MAX_DIGITS = 64
+MERGE_KEY = "<<"
 
 APPEND, REPLACE = "!append", "!replace"
 """The tags of ours: how a list or a mapping goes together with what a weaker layer says."""
@@ -44,6 +47,7 @@ _YAML_12 = (
     (re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
     (re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
 )
+_SMALLER = "a spec names weights and holds none; put large values elsewhere"
 _OCTAL = re.compile(r"0o[0-7]+")
 _KIND_IN_YAML_11 = {
     "bool": "a boolean", "int": "a number", "float": "a number", "timestamp": "a date", "null": "empty",
@@ -87,13 +91,14 @@ def read_document(file: str | Path, *, name: str | None = None, tagged: bool = F
     Raises: DocumentError: every problem of the file; after a syntax error, that one alone.
     """
     name, folder = name or str(file), Path(file).absolute().parent
-    return parse_document(_read_text(Path(file), name), name=name, folder=folder, tagged=tagged)
+    return parse_document(read_text(Path(file), name), name=name, folder=folder, tagged=tagged)
 
 
 def parse_document(text: str, *, name: str, folder: Path, tagged: bool = False) -> Document:
     """Return the document in text. ``name`` is used in locations; see ``read_document``.
 
-    Raises: DocumentError: every problem of the text; after a syntax error, that one alone.
+    Raises: DocumentError: every problem of the text; after a syntax error, that one alone. Its ``document`` is what
+        could be read nevertheless, or None.
     """
     builder = _Builder(name, tagged=tagged)
     try:
@@ -102,9 +107,7 @@ def parse_document(text: str, *, name: str, folder: Path, tagged: bool = False) 
         raise DocumentError([*builder.problems, _syntax_problem(error, name, text)]) from None
     except yaml.reader.ReaderError as error:
         raise DocumentError([_forbidden_character(error, name, text)]) from None
-    if builder.problems:
-        raise DocumentError(builder.problems)
-    return Document(
+    document = Document(
         name=name,
         folder=folder,
         data=data,
@@ -113,6 +116,9 @@ def parse_document(text: str, *, name: str, folder: Path, tagged: bool = False) 
         tags=MappingProxyType(builder.tags),
         quoted=frozenset(builder.quoted),
     )
+    if builder.problems:
+        raise DocumentError(builder.problems, document)
+    return document
 
 
 def parse_scalar(text: str) -> Any:
@@ -140,32 +146,42 @@ def refused_scalar(text: str) -> Refusal | None:
     kind = _other_reading(text, parse_scalar(text))
     if kind is None:
         return None
-    what = f"{text} is {kind} to some YAML readers and {'a number' if kind == 'text' else 'text'} to others"
+    what = f"{text} is {kind} to some YAML readers and text to others"
     fix = f"quote it if text is meant ('{text}'){_plain_form(text, kind)}"
     return Refusal(Code.AMBIGUOUS_SCALAR, what, fix)
 
 
-def _read_text(file: Path, name: str) -> str:
+def read_text(file: Path, name: str) -> str:
+    """Return the text of a file, which is called ``name`` in what is said of it.
+
+    Raises: DocumentError: it cannot be read, is too large, or is not UTF-8.
+    """
     try:
         if file.stat().st_size > MAX_BYTES:
-            problem = Problem(
-                code=Code.TOO_LARGE, what=f"{name} is larger than a spec can be ({MAX_BYTES >> 20} MiB)", origin=name
-            )
-            raise DocumentError([problem])
+            what = f"{name} is larger than a spec can be ({MAX_BYTES >> 20} MiB)"
+            place = Location(name, 1, 1)
+            raise DocumentError([Problem(code=Code.TOO_LARGE, what=what, fix=_SMALLER, location=place)])
         return file.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         what, fix = f"there is no file {name}", "check the path; it is relative to the current folder"
     except IsADirectoryError:
         what, fix = f"{name} is a folder", "name the YAML file in it"
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        what, fix = (
-            f"{name} is not UTF-8 text: byte {error.object[error.start]:#04x} on line {line}",
-            "save it as UTF-8",
-        )
-    except OSError as error:
-        what, fix = f"cannot read {name}: {error.strerror}", ""
+        raise DocumentError([_not_utf8(error, name)]) from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        what, fix = f"cannot read {name}: {getattr(error, 'strerror', None) or error}", ""
     raise DocumentError([Problem(code=Code.FILE_UNREADABLE, what=what, fix=fix, origin=name)])
+
+
+def _not_utf8(error: UnicodeDecodeError, name: str) -> Problem:
+    """The problem of bytes that are not UTF-8, at the first that is not."""
+    before = lines_of(error.object[: error.start].decode("utf-8-sig"))
+    location = Location(name, len(before), len(before[-1]) + 1, 1)
+    found = f"byte {error.object[error.start]:#04x} on line {location.line}"
+    if error.object.startswith((b"\xff\xfe", b"\xfe\xff")):
+        found = "it is UTF-16"
+    what, fix = f"{name} is not UTF-8 text: {found}", "save it as UTF-8"
+    return Problem(code=Code.FILE_UNREADABLE, what=what, fix=fix, location=location)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +275,14 @@ class _Builder:
 
     def _mapping(self, node: _Node, path: ConfigPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
+        merged: list[_Node] = []
         for key_node, value_node in node.items:
+            if _is_merge_key(key_node):
+                if merged:
+                    what, fix = "a second << in one mapping", "write one, with a list: <<: [*first, *second]"
+                    self._problem(key_node.event, Code.DUPLICATE_KEY, what, fix, path)
+                merged.append(value_node)
+                continue
             key = self._key(key_node, path)
             if key is None:
                 continue
@@ -269,17 +292,36 @@ class _Builder:
                 continue
             self.keys[place] = self._location(key_node.event)
             result[key] = self._value(value_node, place)
+        for value_node in merged[:1]:
+            self._merge(value_node, path, result)
         return result
+
+    def _merge(self, node: _Node, path: ConfigPath, result: dict[str, Any]) -> None:
+        """Add the keys of a merged mapping that are not there yet; they keep the places where they were written."""
+        self._count(node)
+        if isinstance(node.event, events.SequenceStartEvent):
+            for item in node.items:
+                self._merge(item, path, result)
+        elif not isinstance(node.event, events.MappingStartEvent):
+            what, fix = "<< takes a mapping, or a list of mappings", "write <<: *name, with an anchor &name above it"
+            self._problem(node.event, Code.UNSUPPORTED_YAML, what, fix, path)
+        else:
+            own = [(key, value) for key, value in node.items if not _is_merge_key(key)]
+            for key_node, value_node in own:
+                key = self._key(key_node, path)
+                if key is not None and key not in result:
+                    self.keys[*path, key] = self._location(key_node.event)
+                    result[key] = self._value(value_node, (*path, key))
+            for key_node, value_node in node.items:
+                if _is_merge_key(key_node):
+                    self._merge(value_node, path, result)
 
     def _key(self, node: _Node, path: ConfigPath) -> str | None:
         if not isinstance(node.event, events.ScalarEvent):
-            self._problem(node.event, Code.UNSUPPORTED_YAML, "a key must be a word or a number", "", path)
+            what, fix = "a key must be a word or a number", "quote it if it is meant as text"
+            self._problem(node.event, Code.UNSUPPORTED_YAML, what, fix, path)
             return None
         key: str = node.event.value
-        if node.event.implicit[0] and key == "<<":
-            what = "merge keys (<<) are not accepted"
-            self._problem(node.event, Code.UNSUPPORTED_YAML, what, "write the keys out", path)
-            return None
         self._scalar(node.event, (*path, key))
         return key
 
@@ -294,10 +336,10 @@ class _Builder:
         if not event.implicit[0]:  # quoted, or a block of text
             return text
         refusal = refused_scalar(text)
-        if refusal:
-            self._problem(event, *refusal, path)
-            return None
-        return parse_scalar(text)
+        if refusal is None:
+            return parse_scalar(text)
+        self._problem(event, refusal.code, refusal.what, ambiguous_hint(path, text) or refusal.fix, path)
+        return None if refusal.code is Code.TOO_LARGE else parse_scalar(text)
 
     def _count(self, node: _Node) -> None:
         self._nodes += 1
@@ -311,8 +353,11 @@ class _Builder:
         raise DocumentError(self.problems)
 
     def _location(self, event: events.Event) -> Location:
-        mark = event.start_mark
-        return Location(self.name, mark.line + 1, mark.column + 1) if mark else Location(self.name, 1, 1)
+        start, end = event.start_mark, event.end_mark
+        if not start:
+            return Location(self.name, 1, 1)
+        length = max(1, end.column - start.column) if end and end.line == start.line else 1
+        return Location(self.name, start.line + 1, start.column + 1, length)
 
     def _problem(self, event: events.Event, code: Code, what: str, fix: str, path: ConfigPath = ROOT) -> None:
         problem = Problem(code=code, path=path, what=what, fix=fix, location=self._location(event))
@@ -322,10 +367,9 @@ class _Builder:
 
 def _other_reading(text: str, value: Any) -> str | None:
     """Return what a scalar is to some readers of YAML when others read it differently; None when all agree."""
-    kind = _kind_in_yaml_11(text)
-    if isinstance(value, str):
-        return "a number" if _OCTAL.fullmatch(text) else kind  # 1.2 writes octal so, 1.1 does not know it
-    return "text" if isinstance(value, float) and kind is None else None  # 1e9 lacks the dot and sign that 1.1 wants
+    if not isinstance(value, str):
+        return None
+    return "a number" if _OCTAL.fullmatch(text) else _kind_in_yaml_11(text)  # 1.2 writes octal so, 1.1 has no such
 
 
 def _kind_in_yaml_11(text: str) -> str | None:
@@ -339,8 +383,6 @@ def _kind_in_yaml_11(text: str) -> str | None:
 
 def _plain_form(text: str, kind: str) -> str:
     """How to write the other reading, where one can tell what it would be."""
-    if kind == "text":
-        return f", or write {float(text):.1e} for a number"
     if kind == "a boolean":
         return f", or write {'true' if text.lower() in ('yes', 'on', 'y') else 'false'}"
     sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("+-").replace("_", "")
@@ -350,21 +392,49 @@ def _plain_form(text: str, kind: str) -> str:
     return f", or write {sign}{digits.lstrip('0')} for a number" if digits.lstrip("0").isdigit() else ""
 
 
+def _is_merge_key(node: _Node) -> bool:
+    event = node.event
+    return isinstance(event, events.ScalarEvent) and event.implicit[0] and event.value == MERGE_KEY
+
+
+_SYNTAX_FIXES = (
+    ("mapping values are not allowed", "quote the value if it holds a colon and a space; else check the indentation"),
+    ("expected ':'", "a key needs a colon and a space after it"),
+    ("cannot start any token", "quote the value: its first character has a meaning of its own in YAML"),
+    ("unexpected end of stream", "close the quote"),
+    ("unknown escape", "in double quotes a backslash begins an escape: write it twice, or use single quotes"),
+    ("expected ',' or", "close the bracket, or put a comma between its items"),
+    ("expected key", "indent this line as the ones around it, and close the quotes and brackets above it"),
+    ("expected '-'", "begin each item of a list with '- ', indented alike"),
+    ("expected the node content", "write a value, or remove what asks for one"),
+)
+"""What the parser says -> what is usually the matter."""
+
+
 def _syntax_problem(error: yaml.MarkedYAMLError, name: str, text: str) -> Problem:
+    lines = lines_of(text)
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark else (0, 0)
-    lines = text.splitlines()
-    tabbed = line < len(lines) and "\t" in lines[line][: column + 1]
-    what = ", ".join(part for part in (error.context, error.problem) if part)
-    fix = "YAML indents with spaces; replace the tab" if tabbed else ""
-    if not fix and line < len(lines) and "${" in lines[line]:
+    line = min(line, len(lines) - 1)
+    indentation = re.match(r"[ \t]*", lines[line])
+    if indentation and "\t" in indentation.group():
+        what, fix = "a tab is in the indentation", "YAML indents with spaces; replace the tab"
+        location = Location(name, line + 1, lines[line].index("\t") + 1, 1)
+        return Problem(code=Code.SYNTAX, what=what, fix=fix, location=location)
+    started = error.context_mark
+    context = error.context or ""
+    if started and started.line != line:
+        context = f"{context} that starts on line {started.line + 1}".strip()
+    what = ", ".join(part for part in (context, error.problem) if part)
+    fix = next((fix for words, fix in _SYNTAX_FIXES if words in what), "")
+    if "${" in lines[line]:
         fix = "between { } or [ ] a variable stands in quotes: '${NAME}'; for a number, write the key on its own line"
-    return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1))
+    return Problem(code=Code.SYNTAX, what=what, fix=fix, location=Location(name, line + 1, column + 1, 1))
 
 
 def _forbidden_character(error: yaml.reader.ReaderError, name: str, text: str) -> Problem:
-    before = text[: error.position]
-    line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+    before = lines_of(text[: error.position])
     code = error.character if isinstance(error.character, int) else ord(error.character)
     what = f"the character U+{code:04X} is not allowed in YAML"
-    return Problem(code=Code.SYNTAX, what=what, fix="remove it", location=Location(name, line, column))
+    location = Location(name, len(before), len(before[-1]) + 1, 1)
+    return Problem(code=Code.SYNTAX, what=what, fix="remove it", location=location)

@@ -21,10 +21,13 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dmconfig.paths import ROOT, ConfigPath, Location, render_path
 from dmconfig.secrets import redact
+
+if TYPE_CHECKING:
+    from dmconfig.document import Document
 
 
 class Code(StrEnum):
@@ -37,6 +40,7 @@ class Code(StrEnum):
     AMBIGUOUS_SCALAR = "DM104"
     UNSUPPORTED_YAML = "DM105"
     TOO_LARGE = "DM106"
+    FILE_NOT_WRITTEN = "DM107"
     # DM15x and DM16x: layers of files, and overrides
     BAD_OVERRIDE = "DM151"
     OVERRIDE_CONFLICT = "DM152"
@@ -59,6 +63,7 @@ class Code(StrEnum):
     DUPLICATE_DEVICE = "DM207"
     BAD_SIZE = "DM208"
     BAD_DTYPE = "DM209"
+    RENAMED_KEY = "DM210"
     # DM3xx: the meaning of the spec
     NOT_SUPPORTED_YET = "DM301"
     UNKNOWN_COMPONENT = "DM302"
@@ -71,6 +76,11 @@ class Code(StrEnum):
     UNKNOWN_CALL_ARGUMENT = "DM309"
     BAD_COMMAND_LINE = "DM310"
     UNKNOWN_MODULE = "DM311"
+    # DM33x: what is put on components
+    UNKNOWN_SWITCH = "DM330"
+    PLACE_REFUSED = "DM331"
+    BAD_ADAPTER = "DM332"
+    BAD_QUANTIZATION = "DM333"
     INPUT_UNREADABLE = "DM350"
     # DM4xx: sources and weights
     SOURCE_NOT_FOUND = "DM401"
@@ -94,6 +104,10 @@ class Code(StrEnum):
     # DM62x: rehearsing
     REHEARSAL_FAILED = "DM620"
     REHEARSAL_DISAGREES = "DM621"
+    # DM63x: what is put on components
+    ADAPTER_NOT_LOADED = "DM630"
+    SWITCH_NOT_APPLIED = "DM631"
+    PACKAGE_MISSING = "DM632"
 
     @property
     def slug(self) -> str:
@@ -102,11 +116,23 @@ class Code(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """A change of a file's text that mends a problem for certain: ``new`` instead of what stands at ``location``.
+
+    ``old`` is the word it is about; in the file it may stand in quotes.
+    """
+
+    location: Location
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One finding: where it is, what is wrong, why that is a problem, and how to mend it.
 
     ``location`` is the place in the file, when the value came from one; ``origin`` names the override or
-    command-line flag that set it otherwise (``--set device_map.unet``).
+    command-line flag that set it otherwise (``--set device_map.unet``). ``edit`` is what ``fix`` does about it.
     """
 
     code: Code
@@ -116,20 +142,29 @@ class Problem:
     fix: str = ""
     location: Location | None = None
     origin: str = ""
+    edit: Edit | None = None
 
 
 class DMConfigError(Exception):
-    """Base of all expected failures. ``problems`` holds every finding of the phase, in the order of the file."""
+    """Base of all expected failures. ``problems`` holds every finding of the phase once, in the order of the file."""
 
     exit_code: ClassVar[int] = 2
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems: tuple[Problem, ...] = tuple(sorted(map(_without_secrets, problems), key=_file_order))
+        told = _each_once(map(_without_secrets, problems))
+        self.problems: tuple[Problem, ...] = tuple(sorted(told, key=_file_order))
         super().__init__("\n".join(render_problem(problem) for problem in self.problems))
 
 
 class DocumentError(DMConfigError):
-    """The file cannot be read, or is not the YAML dmconfig accepts."""
+    """The file cannot be read, or is not the YAML dmconfig accepts; or it cannot be written.
+
+    ``document`` is what could be read of it nevertheless, or None.
+    """
+
+    def __init__(self, problems: Iterable[Problem], document: Document | None = None) -> None:
+        super().__init__(problems)
+        self.document = document
 
 
 class ResolveError(DMConfigError):
@@ -173,16 +208,25 @@ class RunError(DMConfigError):
 
 
 def render_problem(problem: Problem) -> str:
-    """Return problem as the text block a terminal shows; lines with nothing to say are left out."""
+    """Return problem as a block of text; lines with nothing to say are left out.
+
+    ``reports`` has the other forms, with the line of the file among them.
+    """
+    return "\n".join([problem_head(problem), *problem_lines(problem)])
+
+
+def problem_head(problem: Problem) -> str:
+    """Return the first line of a problem's text: its code and its place."""
     place = str(problem.location) if problem.location else problem.origin
     head = f"error[{problem.code} {problem.code.slug}]"
-    lines = [f"{head}: {place}" if place else head]
-    if problem.path:
-        lines.append(f"  at   {render_path(problem.path)}")
-    for label, text in (("what", problem.what), ("why", problem.why), ("fix", problem.fix)):
-        if text:
-            lines.append(f"  {label:<5}{text}")
-    return "\n".join(lines)
+    return f"{head}: {place}" if place else head
+
+
+def problem_lines(problem: Problem) -> list[str]:
+    """Return the other lines of a problem's text."""
+    path = render_path(problem.path) if problem.path else ""
+    labelled = (("at", path), ("what", problem.what), ("why", problem.why), ("fix", problem.fix))
+    return [f"  {label:<5}{text}" for label, text in labelled if text]
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
@@ -190,6 +234,14 @@ def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
     by_lower = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[matches[0]] if matches else None
+
+
+def _each_once(problems: Iterable[Problem]) -> Iterable[Problem]:
+    """The problems, but of those that say the same of one place only the first: an alias repeats its anchor's."""
+    found: dict[object, Problem] = {}
+    for problem in problems:
+        found.setdefault((problem.code, problem.what, problem.location or problem.path, problem.origin), problem)
+    return found.values()
 
 
 def _without_secrets(problem: Problem) -> Problem:

@@ -25,3 +25,16 @@ def replacing(file: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file whole or not at all; one that is there keeps its mode, and a link to it stays one.
+
+    Raises: OSError: it cannot be written; it is as it was then.
+    """
+    target = file.resolve()
+    mode = target.stat().st_mode & 0o7777 if target.exists() else None
+    with replacing(target) as draft:
+        draft.write_bytes(content)
+        if mode is not None:
+            draft.chmod(mode)

@@ -88,7 +88,7 @@ def measure_tensors(
     """
     stored = dominant_dtype(tensors)
     target = dtype or stored
-    bits = _bits_of(target)
+    bits = bits_of(target)
     loaded = loaded_sizes(tensors, dtype=target, keep_in_fp32=keep_in_fp32, tied=tied)
     cast = any(_loaded_bytes(tensor, bits, keep_in_fp32) != tensor.nbytes for tensor in tensors) or target != stored
     return Footprint(
@@ -103,11 +103,11 @@ def loaded_sizes(
 
     Raises: ValueError: dtype is not a floating dtype.
     """
-    bits = _bits_of(dtype)
+    bits = bits_of(dtype)
     return ((tensor.name, _loaded_bytes(tensor, bits, keep_in_fp32)) for tensor in _without_ties(tensors, tied))
 
 
-def group_sizes(tensors: Iterable[tuple[str, int]]) -> dict[str, int]:
+def group_sizes(tensors: Iterable[tuple[str, int]]) -> dict[str, Any]:
     """Return the sizes of a ``Footprint``, from the name and bytes of each tensor, each counted once."""
     leaves: dict[str, int] = {}
     blocks: dict[str, int] = {}
@@ -189,7 +189,7 @@ def measure_configs(folder: Path, library: str, class_name: str, dtype: str | No
     """
     claimed = _claimed_dtype(folder)
     target = dtype or claimed
-    _bits_of(target)
+    bits_of(target)
     if not (folder / "config.json").is_file():
         # transformers would build its default model instead, and measure that
         raise SourceError([_not_built(folder, class_name, "there is no such file")])
@@ -204,7 +204,8 @@ def measure_configs(folder: Path, library: str, class_name: str, dtype: str | No
 # From tensors
 
 
-def _bits_of(dtype: str) -> int:
+def bits_of(dtype: str) -> int:
+    """Return the bits of an element of a floating dtype. Raises: ValueError: it is none."""
     if dtype not in _FLOAT_BITS:
         raise ValueError(f"{dtype!r} is not a floating dtype; expected one of {', '.join(_FLOAT_BITS)}")
     return _FLOAT_BITS[dtype]

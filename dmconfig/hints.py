@@ -6,12 +6,61 @@ is data: a word is added when somebody has been seen to use it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dmconfig.paths import ConfigPath
+
+_SOURCE = dict.fromkeys(
+    ("path", "repo", "repo_id", "model", "model_id", "model_path", "pretrained_model_name_or_path"), "source"
+)
+_CLASS = dict.fromkeys(("type", "class_name", "_class_name", "cls", "architecture"), "class")
+_DTYPE = dict.fromkeys(("torch_dtype", "precision", "data_type"), "dtype")
+
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "": {
+        "schema_version": "version",
+        "device": "device_map",
+        "gpu": "device_map",
+        "placement": "device_map",
+        "max_mem": "max_memory",
+        "memory": "max_memory",
+        "offload_dir": "offload_folder",
+        "offload_directory": "offload_folder",
+        "offload_path": "offload_folder",
+        "disk_offload_dir": "offload_folder",
+        "inference": "call",
+        "generation": "call",
+        "call_kwargs": "call",
+    },
+    "pipeline": _SOURCE | _CLASS | _DTYPE,
+    "components": _SOURCE | _CLASS | _DTYPE,
+    "pipelines": _CLASS,
+    "adapters": {
+        **_SOURCE,
+        **dict.fromkeys(("strength", "lora_scale", "adapter_weight"), "weight"),
+        "adapter_name": "name",
+        **dict.fromkeys(("fuse", "fuse_lora"), "fused"),
+        **dict.fromkeys(("file", "filename"), "weight_name"),
+    },
+    "group_offload": {
+        "type": "offload_type",
+        "num_blocks": "num_blocks_per_group",
+        "blocks_per_group": "num_blocks_per_group",
+        "stream": "use_stream",
+    },
+    "device_map": dict.fromkeys(
+        ("device", "devices", "device_id", "gpu", "gpus", "gpu_id", "execution_device", "run", "runs_on"), "execution"
+    ),
+}
+"""By section, other names of its keys: the value stays as it is, so ``dmconfig fix`` changes the one for the other.
+
+A key of the file that gets another name is entered here with its old one.
+"""
 
 _OFFLOAD_WHOLE = "write low_memory: cpu_offload_with_hook at the top level"
 _OFFLOAD_LEAVES = "write low_memory: sequential_cpu_offload at the top level"
-_SOURCE = dict.fromkeys(("path", "repo", "repo_id", "model", "model_id", "pretrained_model_name_or_path"), "source")
-_CLASS = dict.fromkeys(("type", "class_name", "_class_name", "cls", "architecture"), "class")
+_OFFLOAD_GROUPS = "write low_memory: group_offload at the top level"
+_QUANTISE = "write quantization: {<component>: bitsandbytes_4bit}"
 _DEVICE = ("device", "devices", "device_id", "gpu", "gpus", "gpu_id", "placement")
 _CALL = (
     "prompt", "negative_prompt", "num_inference_steps", "steps", "guidance_scale", "seed", "height", "width",
@@ -22,33 +71,70 @@ _COMPONENTS = (
     "tokenizer", "controlnet", "safety_checker", "image_encoder", "feature_extractor",
 )  # fmt: skip
 
+_NOT_IN_THE_FILE = {
+    "token": "leave it out: a spec holds no secrets; set HF_TOKEN in the environment",
+    "use_auth_token": "leave it out: a spec holds no secrets; set HF_TOKEN in the environment",
+    "cache_dir": "leave it out: set HF_HUB_CACHE in the environment",
+    "local_files_only": "leave it out: set HF_HUB_OFFLINE=1 in the environment",
+    "use_safetensors": "leave it out: safetensors are all that is read",
+    "low_cpu_mem_usage": "leave it out: weights are always loaded straight from their files",
+}
+_OFFLOADING = {
+    "cpu_offload": _OFFLOAD_WHOLE,
+    "model_cpu_offload": _OFFLOAD_WHOLE,
+    "enable_model_cpu_offload": _OFFLOAD_WHOLE,
+    "cpu_offload_with_hook": _OFFLOAD_WHOLE,
+    "enable_sequential_cpu_offload": _OFFLOAD_LEAVES,
+    "sequential_cpu_offload": _OFFLOAD_LEAVES,
+    "enable_group_offload": _OFFLOAD_GROUPS,
+}
+
+_ON_COMPONENTS = {
+    **dict.fromkeys(("lora", "loras", "lora_weights"), "it belongs under 'adapters.lora'"),
+    **dict.fromkeys(("textual_inversion", "textual_inversions", "embeddings"), "it belongs under 'adapters'"),
+    **dict.fromkeys(("ip_adapter", "ip_adapters"), "it belongs under 'adapters.ip_adapter'"),
+    **dict.fromkeys(("quantization_config", "quantisation", "quantize", "load_in_8bit", "load_in_4bit"), _QUANTISE),
+    **dict.fromkeys(("compile", "torch_compile"), "it belongs under 'components.<name>.compile'"),
+    **dict.fromkeys(("vae_tiling", "enable_vae_tiling", "tiling"), "write components.vae: {tiling: true}"),
+    **dict.fromkeys(("vae_slicing", "enable_vae_slicing", "slicing"), "write components.vae: {slicing: true}"),
+    **dict.fromkeys(("attention_slicing", "enable_attention_slicing"), "it belongs under 'components.<denoiser>'"),
+    "attention_backend": "it belongs under 'components.<denoiser>'",
+    "layerwise_casting": "it belongs under 'components.<name>'",
+    "controlnets": "write components.controlnet, with a list",
+}
+"""What is put on components, by the words of others."""
+
 _AT_TOP = {
-    "torch_dtype": "write it as pipeline.dtype",
+    **dict.fromkeys(_DTYPE, "write it as pipeline.dtype"),
     "dtype": "write it as pipeline.dtype",
     **dict.fromkeys(_SOURCE, "write it as pipeline.source"),
     **dict.fromkeys(_DEVICE, "use 'device_map'"),
     **dict.fromkeys(_CALL, "it belongs under 'call'"),
     **dict.fromkeys(_COMPONENTS, "it belongs under 'components'"),
-    "cpu_offload": _OFFLOAD_WHOLE,
-    "model_cpu_offload": _OFFLOAD_WHOLE,
-    "enable_model_cpu_offload": _OFFLOAD_WHOLE,
-    "enable_sequential_cpu_offload": _OFFLOAD_LEAVES,
-    "sequential_cpu_offload": _OFFLOAD_LEAVES,
+    **_OFFLOADING,
+    **_ON_COMPONENTS,
     "execution": "it belongs under 'device_map.<component>'",
     "offload": "use 'low_memory'",
-    "offload_dir": "use 'offload_folder'",
-    "memory": "use 'max_memory'",
-    "inference": "use 'call'",
-    "generation": "use 'call'",
+    **_NOT_IN_THE_FILE,
 }
 _IN_PIPELINE = {
-    "torch_dtype": "use 'dtype'",
-    **{word: f"use '{meant}'" for word, meant in (_SOURCE | _CLASS).items()},
     **dict.fromkeys(_DEVICE, "write it as device_map, at the top level"),
+    **_OFFLOADING,
     "offload": "write it as low_memory, at the top level",
+    **_ON_COMPONENTS,
+    **_NOT_IN_THE_FILE,
+}
+_IN_COMPONENT = {
+    **dict.fromkeys(("enable_tiling", "vae_tiling"), "use 'tiling'"),
+    **dict.fromkeys(("enable_slicing", "vae_slicing"), "use 'slicing'"),
+    **dict.fromkeys(("enable_attention_slicing", "slice_size"), "use 'attention_slicing'"),
+    **dict.fromkeys(("enable_layerwise_casting", "fp8"), "use 'layerwise_casting'"),
+    **dict.fromkeys(("set_attention_backend", "attention"), "use 'attention_backend'"),
+    **dict.fromkeys(("torch_compile",), "use 'compile'"),
+    **dict.fromkeys(("enable_cache", "cache_config"), "use 'cache'"),
+    **dict.fromkeys(("channels_last",), "write memory_format: channels_last"),
 }
 _IN_PLACEMENT = {
-    **dict.fromkeys((*_DEVICE, "execution_device", "run", "runs_on"), "use 'execution'"),
     "low_memory": "use 'offload'",
     "cpu_offload": "write offload: model",
     "mode": "use 'offload'",
@@ -82,9 +168,26 @@ VALUE_HINTS = {
     "off": ("none",),
     "no": ("none",),
     "false": ("none",),
+    "null": ("none",),
     "": ("none",),
 }
 """A value that is not accepted -> what it may mean, the first that is accepted where it stands."""
+
+
+def section_of(path: ConfigPath) -> str:
+    """Return the section whose keys stand at the level of path's last element; ``device_map`` also for its entries."""
+    match path[:-1]:
+        case ():
+            return ""
+        case (str() as section, *_):
+            return section
+        case _:
+            return "device_map"
+
+
+def renamed_key(path: ConfigPath) -> str | None:
+    """Return what the key at path is called here, where it is another name for the same thing."""
+    return RENAMED.get(section_of(path), {}).get(str(path[-1]))
 
 
 def key_hint(path: ConfigPath) -> str:
@@ -95,14 +198,38 @@ def key_hint(path: ConfigPath) -> str:
             return _AT_TOP.get(key, "")
         case ("pipeline",):
             return _IN_PIPELINE.get(key, "")
+        case ("pipelines", _):
+            return "it belongs under its 'call'" if key in _CALL else _NOT_IN_THE_FILE.get(key, "")
         case ("components", name):
             if key in _DEVICE or key == "devise":
                 return f"it belongs under 'device_map.{name}'"
             if key in ("offload", "low_memory", "cpu_offload"):
                 return f"write device_map.{name}: {{execution: cuda:0, offload: model}}"
-            return _IN_PIPELINE.get(key, "")
+            if key in ("quantization", "quantization_config", "load_in_8bit", "load_in_4bit"):
+                return f"write quantization: {{{name}: bitsandbytes_4bit}}"
+            return _IN_COMPONENT.get(key) or _NOT_IN_THE_FILE.get(key) or _ON_COMPONENTS.get(key, "")
+        case ("quantization", _):
+            return "it belongs under 'quant_kwargs'" if key.startswith("bnb_") else ""
         case _:
             return _IN_PLACEMENT.get(key, "")
+
+
+_TEXTS = {"source", "revision", "class", "variant", "subfolder", "offload_folder"}
+_YES_OR_NO = {"y": "true", "yes": "true", "on": "true", "n": "false", "no": "false", "off": "false"}
+
+
+def ambiguous_hint(path: ConfigPath, text: str) -> str:
+    """Return what a word that is a boolean to some readers of YAML has to be at path, where that is known."""
+    meant = _YES_OR_NO.get(text.lower())
+    match path:
+        case ("low_memory",) | ("device_map", _, "offload") if meant == "false":
+            return "write none"
+        case ("group_offload", str()) if meant:
+            return f"write {meant}"
+        case (*_, key) if key in _TEXTS and path[:1] != ("call",):
+            return f"quote it: '{text}'"
+        case _:
+            return ""
 
 
 def call_hint(name: str) -> str | None:

@@ -34,18 +34,20 @@ _OF_THE_FILE = (VERSION, *FILE_KEYS)
 def read_files(file: str | Path, overlays: Files = ()) -> list[Document]:
     """Return the documents in the file of a spec and in the overlays over it; one overlay need not be in a list.
 
-    Raises: DocumentError: with the problems of all of them.
+    Raises: DocumentError: with the problems of all of them; of one file alone, with what could be read of it.
     """
     documents: list[Document] = []
     problems: list[Problem] = []
+    read: list[Document | None] = []
     over = [overlays] if isinstance(overlays, (str, Path)) else overlays
     for each in (file, *over):
         try:
             documents.append(read_document(each, tagged=True))
         except DocumentError as error:
             problems.extend(error.problems)
+            read.append(error.document)
     if problems:
-        raise DocumentError(problems)
+        raise DocumentError(problems, None if documents or len(read) > 1 else read[0])
     return documents
 
 

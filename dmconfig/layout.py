@@ -7,8 +7,8 @@ its config alone: the only reason for which a plan of known sizes imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,18 @@ def chain_bytes(own: Mapping[str, int]) -> Mapping[str, int]:
     return chains
 
 
+def with_more(layout: Layout, tensors: Iterable[tuple[str, int]]) -> Layout:
+    """Return a layout with more tensors: each counts for the module that its name leads to, or the nearest above."""
+    paths = {module.path: 0 for module in layout.modules}
+    more = dict(paths)
+    for name, nbytes in tensors:
+        more[nearest_ancestor(name.rpartition(".")[0], paths)] += nbytes
+    if not any(more.values()):
+        return layout
+    modules = tuple(replace(module, own_bytes=module.own_bytes + more[module.path]) for module in layout.modules)
+    return replace(layout, modules=modules)
+
+
 def is_within(path: str, ancestor: str) -> bool:
     """Tell whether a module path is ancestor or below it; everything is within the empty path."""
     return not ancestor or path == ancestor or path.startswith(f"{ancestor}.")
@@ -113,7 +125,14 @@ def nearest_ancestor(path: str, paths: Mapping[str, Any]) -> str:
     return path
 
 
-def layout_of_tensors(sizes: Iterable[tuple[str, int]], *, order: Sequence[str], can_split: bool) -> Layout:
+def layout_of_tensors(
+    sizes: Iterable[tuple[str, int]],
+    *,
+    order: Sequence[str],
+    can_split: bool,
+    ties: Mapping[str, str] | None = None,
+    whole: Collection[str] = (),
+) -> Layout:
     """Return the layout that the names of tensors tell, with the bytes of each, tied ones once.
 
     Members of lists stay whole (``transformer_blocks.7``): they are the blocks that classes name, or hold them.
@@ -122,9 +141,11 @@ def layout_of_tensors(sizes: Iterable[tuple[str, int]], *, order: Sequence[str],
         sizes: name and bytes of every tensor, once loaded.
         order: the members of the class in the order it makes them; files have another.
         can_split: whether the class says which of its modules stay whole.
+        ties: modules that hold no tensor of their own, and the one whose tensor each shares.
+        whole: what stays whole beside members of lists, and beside modules with nothing below.
     """
-    own: dict[str, int] = {}
-    for name, nbytes in sizes:
+    own, ties, whole = dict[str, int](), ties or {}, {*whole}
+    for name, nbytes in (*sizes, *((f"{path}.weight", 0) for path in ties)):
         path = name.rpartition(".")[0]
         own[path] = own.get(path, 0) + nbytes
         while path:
@@ -133,7 +154,8 @@ def layout_of_tensors(sizes: Iterable[tuple[str, int]], *, order: Sequence[str],
     ranks = {member: rank for rank, member in enumerate(order)}
     paths = sorted(own, key=lambda path: _rank(path, ranks))
     parents = {path.rpartition(".")[0] for path in paths if path}
-    modules = (LaidOutModule(path, own[path], _is_block(path) or path not in parents) for path in paths)
+    whole |= {path for path in paths if _is_block(path) or path not in parents}
+    modules = (LaidOutModule(path, own[path], path in whole, ties.get(path)) for path in paths)
     return Layout(modules=tuple(modules), can_split=can_split)
 
 

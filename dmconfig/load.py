@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from dmconfig.assembly import PIPELINE, Assembly, Component
 from dmconfig.check import check, check_weights
-from dmconfig.errors import Code, DispatchError, DMConfigError, Problem, SpecError, nearest
+from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
 from dmconfig.garbage import gc_paused
 from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
-from dmconfig.inventory import Inventory, probe_machine
 from dmconfig.layers import Files, read_files
-from dmconfig.measure import Headers, lay_out_split, measure, variant_notes
-from dmconfig.plan import Alternative, Comparison, Plan, alternatives_of, compare, make_plan, make_task
-from dmconfig.plan.task import Task
+from dmconfig.measure import Headers, change_notes, lay_out_split, measure, variant_notes
+from dmconfig.paths import render_path
+from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import REHEARSED, Spec, validate_spec
@@ -26,7 +25,10 @@ from dmconfig.spec import REHEARSED, Spec, validate_spec
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+    from dmconfig.inventory import Inventory
     from dmconfig.offload import OffloadFolder
+    from dmconfig.plan import Alternative, Comparison, Plan
+    from dmconfig.plan.task import Task
     from dmconfig.rehearse.script import Settings
 
 
@@ -84,11 +86,19 @@ def check_file(
         profile: the profile to use; None: the one that ``DMCONFIG_PROFILE`` names, if any.
         ask_hub: whether the hub may be asked what a pipeline is made of that nothing is known of here.
 
-    Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any.
+    Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any, and those of later
+        ones that do not follow from them.
         BuildError: the hub was to be asked, and a download failed.
     """
-    resolved = resolve_file(file, overrides, overlays=overlays, profile=profile)
-    spec = validate_spec(resolved)
+    claims = tuple(overrides)
+    try:
+        resolved = resolve_file(file, claims, overlays=overlays, profile=profile)
+    except DocumentError as error:
+        raise told_with_shape(error, lambda document: resolve(document, claims, profile=profile)) from None
+    try:
+        spec = validate_spec(resolved)
+    except SpecError as error:
+        raise told_with_names(error, resolved) from None
     if ask_hub:
         from dmconfig.fetch import fetch_indexes
 
@@ -132,12 +142,14 @@ def plan_for(
     Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine, or none agrees with its
         rehearsal. BuildError: the hub was to be asked, and it failed; or what is to be rehearsed cannot be built.
     """
+    from dmconfig.plan import make_plan
+
     checked = with_reserve(checked, inventory, ask_hub=ask_hub, settings=settings)
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    notes = (*checked.notes, *variant_notes(assembly))
+    notes = (*checked.notes, *variant_notes(assembly), *change_notes(assembly))
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 
@@ -199,6 +211,8 @@ def compare_strategies(checked: Checked, inventory: Inventory, *, ask_hub: bool 
 
     Raises: SourceError, PlanError: as ``plan_for``, but not where nothing fits.
     """
+    from dmconfig.plan import compare
+
     return compare(_task(checked, inventory, ask_hub=ask_hub))
 
 
@@ -209,6 +223,8 @@ def alternatives_for(
 
     Raises: SourceError, PlanError: as ``plan_for``. SpecError: there is no such component with weights.
     """
+    from dmconfig.plan import alternatives_of
+
     task = _task(checked, inventory, ask_hub=ask_hub)
     if component not in task.names:
         meant = nearest(component, task.names)
@@ -220,6 +236,8 @@ def alternatives_for(
 
 
 def _task(checked: Checked, inventory: Inventory, *, ask_hub: bool) -> Task:
+    from dmconfig.plan import make_task
+
     checked = with_reserve(checked, inventory, ask_hub=ask_hub)
     resolved, spec, assembly = checked.resolved, checked.spec, checked.assembly
     hub = _hub_headers() if ask_hub else None
@@ -240,6 +258,8 @@ def plan_from_yaml(
 
     Raises: DMConfigError: as ``check_file`` and ``plan_for``.
     """
+    from dmconfig.inventory import probe_machine
+
     checked = check_file(file, overrides_from_mapping(overrides or {}), overlays=overlays, profile=profile)
     return plan_for(checked, inventory or probe_machine())
 
@@ -285,6 +305,8 @@ def load_pipelines(
 
     Raises: DMConfigError: as ``load_from_yaml``.
     """
+    from dmconfig.inventory import probe_machine
+
     progress = progress or NoProgress()
     with progress.phase("plan"):
         claims = overrides_from_mapping(overrides or {})
@@ -324,9 +346,11 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, Dif
     Raises: BuildError: a component could not be loaded. DispatchError: one could not be placed; or, before anything is
         loaded, bytes do not survive copies between the accelerators of the plan, or the offload folder cannot be used.
     """
-    from dmconfig.build import build_pipelines
+    from dmconfig.build import build_pipelines, require_packages
+    from dmconfig.switches import apply_after_placing
     from dmconfig.transfers import checked_once
 
+    require_packages(checked.resolved, checked.spec, checked.assembly)
     checked_once([plan.execution_device, *(d for assignment in plan.assignments for d in assignment.execution_devices)])
     files = _offload_folder(checked, plan)
     with gc_paused(), contextlib.ExitStack() as undo:
@@ -335,7 +359,7 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, Dif
         with progress.phase("load"):
             pipes = build_pipelines(checked.resolved, checked.assembly, plan, progress, files)
         with progress.phase("place"):
-            from dmconfig.dispatch import dispatch
+            from dmconfig.dispatch import dispatch, unload
 
             names = (PIPELINE, *checked.spec.pipelines)
             calls = [call_with_files(checked.resolved, checked.call_of(name)) for name in names]
@@ -350,6 +374,9 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, Dif
                 files=files,
                 progress=progress,
             )
+            for pipe in pipes:
+                undo.callback(unload, pipe)
+            apply_after_placing(checked.resolved, pipes, checked.assembly)
             for name, pipe in zip(names, pipes, strict=True):  # for to_spec: what cannot be seen on a pipeline
                 pipe._loaded_as = (checked.resolved, name)
         undo.pop_all()
@@ -382,9 +409,9 @@ def _asked(checked: Checked) -> dict[str, Any]:
     data = checked.resolved.data
     asked = {key: data[key] for key in _PLACING if key in data}
     dtypes = {"pipeline.dtype": data["pipeline"].get("dtype")}
-    dtypes |= {
-        f"components.{name}.dtype": (part or {}).get("dtype") for name, part in data.get("components", {}).items()
-    }
+    for path, _ in checked.spec.written_components:
+        written = functools.reduce(lambda value, key: value[key], path, data)
+        dtypes[render_path((*path, "dtype"))] = (written or {}).get("dtype")
     return asked | {key: value for key, value in dtypes.items() if value is not None}
 
 
@@ -393,12 +420,16 @@ def fetched(checked: Checked, progress: Progress) -> Checked:
 
     Raises: BuildError: a download failed.
     """
-    from dmconfig.fetch import is_whole
+    from dmconfig.fetch import fetch_adapters, is_whole
 
+    if any(adapter.file is None for adapter in checked.assembly.adapters):
+        fetch_adapters(checked.assembly, progress, checked.resolved)
+        assembly = check(checked.resolved, checked.spec)
+        checked = Checked(resolved=checked.resolved, spec=checked.spec, assembly=assembly)
     if is_whole(checked.assembly):
         return checked
     checked = _completed(checked, progress)
-    if any(component.folder is None for component in checked.assembly.components):
+    if any(component.folder is None for component in checked.assembly.loaded):
         # the index, now that it is here, names components that the catalogue did not
         checked = _completed(checked, progress)
     return checked

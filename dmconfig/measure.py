@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from dmconfig.adapters import adapter_notes, additions_of
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
+from dmconfig.configs import config_folder
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError
 from dmconfig.footprint import (
     Footprint,
     MeasuredFrom,
+    bits_of,
+    build_on_meta,
     dominant_dtype,
     fp32_patterns,
+    group_sizes,
     loaded_sizes,
     measure_configs,
     measure_tensors,
 )
-from dmconfig.layout import Layout, lay_out, layout_of_tensors
-from dmconfig.layouts import packaged_layout
+from dmconfig.layout import Layout, lay_out, layout_of_tensors, with_more
+from dmconfig.layouts import layout_by_config, packaged_layout
+from dmconfig.quantization import quantised_sizes
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
+from dmconfig.switches import cast_sizes, casting_of
 from dmconfig.weights import TensorInfo, WeightFiles, find_weights, read_tensors
 
 AUTO = "auto"
@@ -43,12 +52,36 @@ def measure(resolved: Resolved, assembly: Assembly, hub: Headers | None = None) 
     problems: list[Problem] = []
     for component in assembly.modules:
         try:
-            footprints[component.name] = _measure(component, resolved, hub)
+            footprints[component.name] = _with_additions(_measure(component, resolved, hub), component, assembly)
         except DMConfigError as error:
             problems.extend(error.problems)
     if problems:
         raise SourceError(problems)
     return footprints
+
+
+def _with_additions(size: Footprint, component: Component, assembly: Assembly) -> Footprint:
+    """The footprint with what adapters add. What goes to no module known by name may be anywhere."""
+    added = [*_additions(component, assembly, size.dtype)]
+    if not added:
+        return size
+    blocks = group_sizes(added)
+    return replace(
+        size,
+        nbytes=size.nbytes + blocks["nbytes"],
+        largest_leaf_bytes=size.largest_leaf_bytes + max(nbytes for _, nbytes in added),
+        largest_block_bytes=size.largest_block_bytes + blocks["largest_block_bytes"],
+        outside_blocks_bytes=size.outside_blocks_bytes + blocks["outside_blocks_bytes"],
+    )
+
+
+def _additions(component: Component, assembly: Assembly, dtype: str) -> Iterator[tuple[str, int]]:
+    """Name and bytes of every tensor that adapters add to a component; they take its dtype."""
+    modules = [each.name for each in assembly.modules]
+    for adapter in assembly.adapters:
+        for each in additions_of(adapter, modules, assembly.denoiser):
+            if each.component == component.name:
+                yield f"{each.module}.weight" if each.module else "", each.elements * bits_of(dtype) // 8
 
 
 def lay_out_split(
@@ -64,20 +97,24 @@ def lay_out_split(
 
     ``as_auto``: as if the strategy were ``auto``, whatever it is.
 
-    Imports torch only for a component of transformers, or one of which there are only configs.
+    Imports torch only for a component that the file splits, if it is of transformers with a config that is not
+    packaged, or if there are only configs of it.
 
     Raises: SourceError: nothing on this machine tells how a component of the file's own choice is laid out.
     """
     layouts: dict[str, Layout] = {}
     problems: list[Problem] = []
     for component in assembly.modules:
-        if not spec.splits(component.name):
-            may_split = as_auto or spec.may_split(component.name)
-            if may_split and (layout := _known_layout(component, footprints[component.name], hub)):
-                layouts[component.name] = layout
-            continue
+        size = footprints[component.name]
         try:
-            layouts[component.name] = _layout(component, footprints[component.name], resolved, hub)
+            if spec.splits(component.name):
+                layout: Layout | None = _layout(component, size, resolved, hub)
+            elif (as_auto or spec.may_split(component.name)) and "split" not in component.refused:
+                layout = _known_layout(component, size, hub)
+            else:
+                layout = None
+            if layout is not None:
+                layouts[component.name] = with_more(layout, _additions(component, assembly, size.dtype))
         except DMConfigError as error:
             problems.extend(error.problems)
     if problems:
@@ -100,8 +137,10 @@ def _layout(component: Component, size: Footprint, resolved: Resolved, hub: Head
 def _known_layout(component: Component, size: Footprint, hub: Headers | None) -> Layout | None:
     """The layout that the weights of a diffusers component, or the packaged layouts, tell without building it."""
     if component.library != "diffusers":
-        return None
+        return known_by_config(component, size.dtype)
     can_split = component.facts.no_split_modules is not None
+    if casting_of(component.asked) is not None:
+        return layout_of_tensors(_changed_sizes(component, size), order=component.facts.members, can_split=can_split)
     tensors = _tensors(component, hub)
     if tensors is not None:
         patterns = _patterns(component, size.dtype)
@@ -110,6 +149,21 @@ def _known_layout(component: Component, size: Footprint, hub: Headers | None) ->
     if component.source.hub_id is None:
         return None
     return packaged_layout(component.source.hub_id, component.name, component.class_name, size.dtype)
+
+
+def known_by_config(component: Component, dtype: str) -> Layout | None:
+    """Return the packaged layout of a component of transformers: what its config says, here or packaged, tells it."""
+    config = model_config(component)
+    packaged = config_folder(component.source.hub_id) if not config and component.source.hub_id else None
+    if packaged is not None:
+        config = read_config(packaged / component.name)
+    return layout_by_config(
+        config,
+        component.class_name,
+        dtype,
+        members=component.facts.members,
+        keep_in_fp32=_patterns(component, dtype),
+    )
 
 
 def component_weights(component: Component) -> WeightFiles | None:
@@ -127,10 +181,13 @@ def component_weights(component: Component) -> WeightFiles | None:
 
 def model_config(component: Component) -> Mapping[str, Any]:
     """Return the config of a component with weights; empty where it is not here or is none, which its loader tells."""
-    if component.folder is None:
-        return {}
+    return {} if component.folder is None else read_config(component.folder)
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """Return the config in folder; empty where there is none."""
     try:
-        config = json.loads((component.folder / "config.json").read_bytes())
+        config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
@@ -138,6 +195,13 @@ def model_config(component: Component) -> Mapping[str, Any]:
 
 def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] | None:
     """What the headers of a component's weights say: of those here, else of those on the hub, if it may be asked."""
+    if component.parts:
+        each = [_tensors(part, hub) for part in component.parts]
+        known = [tensors for tensors in each if tensors is not None]
+        if len(known) < len(each):
+            return None
+        wrapper = component.facts.members[0] if component.facts.members else "nets"
+        return [replace(t, name=f"{wrapper}.{i}.{t.name}") for i, tensors in enumerate(known) for t in tensors]
     files = component_weights(component)
     if files is not None:
         return read_tensors(files)
@@ -145,6 +209,66 @@ def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] 
 
 
 def _measure(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
+    """The footprint of a component as it is in memory: several models together, weights quantised or cast."""
+    if component.parts:
+        return _together([_measure(part, resolved, hub) for part in _of_one_dtype(component, resolved, hub)])
+    size = _as_stored(component, resolved, hub)
+    if component.quantization is None and casting_of(component.asked) is None:
+        return size
+    return replace(size, **group_sizes(_changed_sizes(component, size)))
+
+
+def _of_one_dtype(component: Component, resolved: Resolved, hub: Headers | None) -> tuple[Component, ...]:
+    """The models of a component in the dtype of the first, which all of them are loaded in."""
+    dtype = _as_stored(component.parts[0], resolved, hub).dtype
+    return tuple(replace(part, dtype=dtype) for part in component.parts)
+
+
+def _together(sizes: Sequence[Footprint]) -> Footprint:
+    """Models in a list: each of them is a block."""
+    return replace(
+        sizes[0],
+        nbytes=sum(size.nbytes for size in sizes),
+        largest_leaf_bytes=max(size.largest_leaf_bytes for size in sizes),
+        largest_block_bytes=max(size.nbytes for size in sizes),
+        outside_blocks_bytes=0,
+        needs_cast=any(size.needs_cast for size in sizes),
+    )
+
+
+def _changed_sizes(component: Component, size: Footprint) -> list[tuple[str, int]]:
+    """Name and bytes of every tensor of a component that is quantised, or whose weights are cast layer by layer.
+
+    Which layers that concerns is asked of the class, built from its config on the meta device. Imports torch.
+
+    Raises: SourceError: there is no config, or the class cannot be built from it.
+    """
+    folder = config_folder_of(component)
+    if folder is None:
+        what = f"how large {component.name!r} is when it is quantised or cast cannot be known: its config is not here"
+        fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
+        raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, path=component.path, fix=fix)])
+    try:
+        module = build_on_meta(folder, component.library, component.class_name, size.dtype)
+    except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
+        what = f"{component.name!r} ({component.class_name}) cannot be built from its config"
+        why = f"{type(error).__name__}: {error}"
+        raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, why=why, path=component.path)]) from error
+    if component.quantization is not None:
+        return [*quantised_sizes(module, component.quantization, size.dtype)]
+    return [*cast_sizes(module, component.asked, size.dtype)]
+
+
+def config_folder_of(component: Component) -> Path | None:
+    """Return where a component's config is: on this machine, or packaged; None when it is neither."""
+    if component.folder is not None:
+        return component.folder
+    packaged = config_folder(component.source.hub_id) if component.source.hub_id else None
+    folder = packaged / (component.subfolder or component.name) if packaged else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _as_stored(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
     dtype = None if component.dtype == AUTO else component.dtype
     tensors = _tensors(component, hub)
     if tensors is not None:
@@ -178,7 +302,7 @@ def _tied(component: Component) -> tuple[str, ...]:
 
 
 def _patterns(component: Component, dtype: str) -> tuple[str, ...]:
-    facts = component.facts
+    facts = component.parts[0].facts if component.parts else component.facts
     return fp32_patterns(
         library=component.library,
         dtype=dtype,
@@ -195,7 +319,17 @@ def _from_catalogue(component: Component, dtype: str | None) -> Footprint | None
 
 def variant_notes(assembly: Assembly) -> Iterator[str]:
     """Yield a sentence per component that has no weights of the pipeline's variant and loads its plain ones."""
-    for component in assembly.modules:
-        files = component_weights(component)
+    for component in assembly.loaded:
+        files = component_weights(component) if component.is_module else None
         if files is not None and component.variant and files.variant is None:
             yield f"{component.name} has no {component.variant} weights; its plain ones are used"
+
+
+def change_notes(assembly: Assembly) -> Iterator[str]:
+    """Yield a sentence per component whose weights are not kept in its dtype, and per adapter that is not here."""
+    for component in assembly.modules:
+        if component.quantization is not None:
+            yield f"{component.name} is quantised with {component.quantization.quant_backend} while it is loaded"
+        elif (casting := casting_of(component.asked)) is not None:
+            yield f"{component.name} is kept in {casting.storage_dtype} and cast layer by layer while it computes"
+    yield from adapter_notes(assembly.adapters)

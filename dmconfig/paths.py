@@ -5,7 +5,8 @@ Small values that every phase shares, so that any problem can be shown at the pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ConfigPath = tuple[str | int, ...]
@@ -13,14 +14,21 @@ ConfigPath = tuple[str | int, ...]
 
 ROOT: ConfigPath = ()
 
+_LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in a text file. Lines and columns count from 1, as editors do."""
+    """A place in a text file. Lines and columns count from 1, as editors do.
+
+    ``length`` is how many characters of the line what stands there takes, 0 where nothing does: a place that stands
+    for the whole file. Places are the same whatever it is.
+    """
 
     file: str
     line: int
     column: int
+    length: int = field(default=0, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
@@ -41,6 +49,17 @@ class Origin:
         return str(self.location) if self.location else self.words
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text as YAML counts them, without their ends; never an empty list."""
+    return _LINE_END.split(text)
+
+
+def offset_of(text: str, location: Location) -> int:
+    """Return where in a text the character at a location is."""
+    starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
+    return starts[location.line - 1] + location.column - 1
+
+
 def render_path(path: ConfigPath) -> str:
     """Return path as one writes it: ``components.vae.dtype``, ``items[2]``; the root is ``(whole file)``.
 
@@ -55,5 +74,6 @@ def render_path(path: ConfigPath) -> str:
         if isinstance(element, int):
             text += f"[{element}]"
         else:
-            text += f".{element}" if text else element
+            shown = element if element.isprintable() else repr(element)[1:-1]
+            text += f".{shown}" if text else shown
     return text

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from dmconfig.layers import EXTENDS, PROFILES, VERSION
-from dmconfig.machine import MACHINE_VERSION, MachineFile
 from dmconfig.spec import SCHEMA_VERSION, Spec
 
 
@@ -28,15 +27,16 @@ def file_schema(spec: Mapping[str, Any]) -> dict[str, Any]:
     schema: dict[str, Any] = copy.deepcopy(dict(spec))
     for model in (schema, *schema["$defs"].values()):
         model.pop("required", None)
-        model["properties"] = {name: _or_variable(name, each) for name, each in model["properties"].items()}
+        keys = model["properties"]
+        model["properties"] = {name: each if name == VERSION else _or_variable(each) for name, each in keys.items()}
     profile = {key: each for key, each in schema["properties"].items() if key != VERSION}
     schema["$defs"]["Profile"] = {
         "additionalProperties": False,
-        "description": "The keys of the file that differ with this profile.",
+        "description": PROFILE_MEANING,
         "properties": profile,
         "type": "object",
     }
-    schema["properties"] |= _FILE_KEYS
+    schema["properties"] |= FILE_KEY_SCHEMAS
     return schema | {"allOf": [_together(_HAS_VERSION, _HAS_SOURCE), _together(_HAS_SOURCE, _HAS_VERSION)]}
 
 
@@ -49,43 +49,55 @@ def _together(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {"if": one | {"not": {"required": [EXTENDS]}}, "then": other}
 
 
-_FILE_KEYS = {
+PROFILE_MEANING = "The keys of the file that differ with this profile."
+FILE_KEY_SCHEMAS: dict[str, dict[str, Any]] = {
     EXTENDS: {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
         "description": "A file, or several, that this one is over: what is not said here is as it is there. Relative "
         "to this file.",
+        "examples": ["base.yaml", ["base.yaml", "../site.yaml"]],
         "title": "Extends",
     },
     PROFILES: {
         "additionalProperties": {"anyOf": [{"$ref": "#/$defs/Profile"}, {"type": "null"}]},
         "description": "Named sets of keys over this file, of which --profile or DMCONFIG_PROFILE chooses one.",
+        "examples": [{"small": {"device_map": "cuda:0", "low_memory": "cpu_offload_with_hook"}}],
         "title": "Profiles",
         "type": "object",
     },
 }
+"""The schemas of the keys that are of a file, not of the spec in it."""
+
 _VARIABLE = {"pattern": "\\$\\{", "type": "string"}
 
 
-def _or_variable(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema that also takes text with a variable, where it would not take any text."""
-    if isinstance(schema.get("additionalProperties"), dict):
-        return schema | {"additionalProperties": _or_variable(name, schema["additionalProperties"])}
-    if name == VERSION or _takes_text(schema):
-        return schema
-    kept = {key: value for key, value in schema.items() if key in ("default", "description", "title")}
-    return kept | {"anyOf": [{key: value for key, value in schema.items() if key not in kept}, _VARIABLE]}
+def _or_variable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema that takes text with a variable wherever it takes a scalar, but not any text."""
+    whole = dict(schema)
+    for inner in ("additionalProperties", "items"):
+        if isinstance(whole.get(inner), dict):
+            whole[inner] = _or_variable(whole[inner])
+    if "properties" in whole:
+        whole["properties"] = {name: _or_variable(each) for name, each in whole["properties"].items()}
+    for union in ("anyOf", "oneOf"):
+        if union in whole:
+            forms = [dict(form) if _is_closed(form) else _or_variable(form) for form in whole[union]]
+            return whole | {union: [*forms, _VARIABLE] if any(map(_is_closed, forms)) else forms}
+    if not _is_closed(whole):
+        return whole
+    kept = {key: value for key, value in whole.items() if key in ("default", "description", "examples", "title")}
+    return kept | {"anyOf": [{key: value for key, value in whole.items() if key not in kept}, _VARIABLE]}
 
 
-def _takes_text(schema: Mapping[str, Any]) -> bool:
-    """Whether any text is right for a schema, or no scalar at all is."""
-    if "anyOf" in schema:
-        return any(map(_takes_text, schema["anyOf"]))
-    is_closed = "enum" in schema or "const" in schema
-    return not is_closed and schema.get("type") not in ("integer", "number", "boolean", "null")
+def _is_closed(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema is of scalars, and not of any text."""
+    return bool({"enum", "const", "pattern"} & schema.keys()) or schema.get("type") in ("integer", "number", "boolean")
 
 
 def machine_schema_text() -> str:
     """Return the JSON Schema of machine files, as the text of ``schemas/machine-1.schema.json``."""
+    from dmconfig.machine import MACHINE_VERSION, MachineFile
+
     return _text(MachineFile, f"dmconfig machine, version {MACHINE_VERSION}")
 
 

@@ -78,6 +78,11 @@ def is_local(text: str) -> bool:
     return text.startswith(("./", "../", "/", "~")) or text in (".", "..")
 
 
+def is_hub_id(text: str) -> bool:
+    """Tell whether text has the form of a hub id, organisation/name."""
+    return _HUB_ID.fullmatch(text) is not None
+
+
 def read_index(source: Source) -> PipelineIndex:
     """Return what the pipeline at source says is in it; for a hub id not on this machine, from the catalogue.
 

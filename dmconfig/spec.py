@@ -7,27 +7,53 @@ pipeline or a machine. Field descriptions are the documentation that editors sho
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from dmconfig.devices import DEVICE_FORMS, DISK, device_or_none, nearest_device, parse_device
-from dmconfig.errors import Code, Problem, SpecError, nearest
-from dmconfig.hints import key_hint
+from dmconfig.devices import (
+    DEVICE_FORMS,
+    DEVICE_PATTERN,
+    DISK,
+    RUNS_PATTERN,
+    device_or_none,
+    nearest_device,
+    parse_device,
+)
+from dmconfig.errors import Code, Edit, Problem, SpecError, nearest
+from dmconfig.hints import key_hint, renamed_key
 from dmconfig.layers import FILE_KEYS
-from dmconfig.paths import ROOT, ConfigPath
+from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.units import BUDGET_FORMS, GIB, SIZE_FORMS, Budget, parse_budget, parse_size
+from dmconfig.units import (
+    BUDGET_FORMS,
+    BUDGET_PATTERN,
+    GIB,
+    SIZE_FORMS,
+    SIZE_PATTERN,
+    Budget,
+    format_bytes,
+    parse_budget,
+    parse_size,
+)
 from dmconfig.validation import (
     CODES,
+    FileKind,
     Model,
+    Section,
     Size,
+    file_version,
     keys,
     nearest_key,
     not_one_of,
     path_in,
     refused,
+    text_or_number,
+    validated,
+    value_at,
+    written_as,
     wrong_type,
 )
 
@@ -37,9 +63,15 @@ DEFAULT_RESERVE = 3 * GIB // 2
 REHEARSED = "rehearsed"
 """The reserve that is what a rehearsal of the plan takes beside weights."""
 
-STRATEGIES = (
-    "balanced", "balanced_low_0", "sequential", "balanced_low_memory", "balanced_ultra_low_memory", "auto",
-)  # fmt: skip
+STRATEGY_MEANINGS = {
+    "balanced": "Each component whole on one accelerator, the fullest one as empty as can be",
+    "balanced_low_0": "As balanced, with the first accelerator as empty as can be",
+    "sequential": "The first accelerator is filled before the next",
+    "balanced_low_memory": "As balanced; what does not fit is brought whole while it runs",
+    "balanced_ultra_low_memory": "As balanced; what does not fit is brought layer by layer",
+    "auto": "The placement that moves weights for the least time per generation",
+}
+STRATEGIES = tuple(STRATEGY_MEANINGS)
 DEFAULT = "default"
 """The key of a device map that stands for every component it does not name."""
 DTYPES = {
@@ -53,13 +85,6 @@ class RehearsedReserve(dict[str, int]):
 
 
 LowMemory = Literal["none", "cpu_offload_with_hook", "sequential_cpu_offload", "group_offload"]
-
-
-def _version(value: object) -> object:
-    """Only the whole number: what merely equals 1 in Python (true, 1.0) is another value in a file."""
-    if type(value) is not int:
-        raise PydanticCustomError("literal_error", "", {"expected": str(SCHEMA_VERSION)})
-    return value
 
 
 def _word(value: object) -> str:
@@ -110,28 +135,71 @@ def _reserve(value: object) -> object:
         return parse_size(value)
     except ValueError as error:
         context = {"fix": f"did you mean {REHEARSED!r}?"} if nearest(str(value), [REHEARSED]) else {}
-        raise PydanticCustomError("bad_size", "{text}", {"text": f"{error}, or {REHEARSED}", **context}) from None
+        text = f"{error}, or {REHEARSED}" if str(error).endswith(SIZE_FORMS) else str(error)
+        raise PydanticCustomError("bad_size", "{text}", {"text": text, **context}) from None
 
 
 def _form(value: object) -> str:
     """The tag of a union's branch; written so that no key of a file is likely to be the same."""
-    return "(mapping)" if isinstance(value, Mapping) else "(word)"
+    return "(mapping)" if isinstance(value, (Mapping, Model)) else "(word)"
 
 
-Device = Annotated[str, BeforeValidator(_device, json_schema_input_type=str | int)]
-Devices = Annotated[tuple[Device, ...], BeforeValidator(_devices), Field(min_length=1)]
+def _word_or_number(value: object) -> str:
+    return "(number)" if isinstance(value, int) else "(word)"
+
+
+_LOADABLE = [*DTYPES, *(f"torch.{name}" for name in ("float32", "float16", "bfloat16"))]
+_DEVICE_SCHEMA = text_or_number(RUNS_PATTERN, f"A device: {DEVICE_FORMS}.")
+_DEVICES_SCHEMA = {"type": "array", "items": _DEVICE_SCHEMA, "minItems": 1}
+_BUDGET_SCHEMA = text_or_number(BUDGET_PATTERN, f"The most that may be used: {BUDGET_FORMS}.")
+_WORD_SCHEMA = {
+    "anyOf": [
+        *({"const": name, "description": f"{text}."} for name, text in STRATEGY_MEANINGS.items()),
+        *_DEVICE_SCHEMA["anyOf"],
+    ]
+}
+"""A strategy or a device; each strategy with what it does, for editors to show."""
+_SEED_SCHEMA: dict[str, Any] = {
+    "description": "Makes the generator: same seed, same picture. A list has one for each picture.",
+    "examples": [0],
+    "anyOf": [
+        {"type": "integer", "minimum": 0},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        {"type": "null"},
+    ],
+}
+
+
+def _default_apart(schema: dict[str, Any]) -> None:
+    """Say in the schema of a device map that strategies are for its default, and mappings for all others."""
+    _, mapping = schema["oneOf"]
+    word, placement = mapping["additionalProperties"]["oneOf"]
+    about = "What is not named: one device, or the strategy that plans it."
+    mapping["properties"] = {DEFAULT: word | {"description": about, "examples": ["balanced"]}}
+    device = {**_DEVICE_SCHEMA, "description": f"One device: {DEVICE_FORMS}."}
+    mapping["additionalProperties"] = {"oneOf": [device, placement]}
+
+
+Device = Annotated[str, BeforeValidator(_device, json_schema_input_type=written_as(_DEVICE_SCHEMA))]
+Devices = Annotated[
+    tuple[Device, ...],
+    Field(min_length=1),
+    BeforeValidator(_devices, json_schema_input_type=written_as(_DEVICES_SCHEMA)),
+]
 Execution = Annotated[
     Annotated[Device, Tag("(device)")] | Annotated[Devices, Tag("(list)")], Discriminator(_device_or_list)
 ]
-DeviceBudget = Annotated[
-    Budget, BeforeValidator(_budget, json_schema_input_type=str | int), Field(description=BUDGET_FORMS)
-]
-Dtype = Annotated[str, BeforeValidator(_dtype), Field(json_schema_extra={"enum": list(DTYPES)})]
+DeviceBudget = Annotated[Budget, BeforeValidator(_budget, json_schema_input_type=written_as(_BUDGET_SCHEMA))]
+Dtype = Annotated[str, BeforeValidator(_dtype), Field(json_schema_extra={"enum": _LOADABLE})]
 Word = Annotated[
     str,
-    BeforeValidator(_word, json_schema_input_type=str | int),
-    Field(description=f"A strategy ({', '.join(STRATEGIES)}) or one device: {DEVICE_FORMS}."),
+    BeforeValidator(_word, json_schema_input_type=written_as(_WORD_SCHEMA)),
+    Field(description=f"One device: {DEVICE_FORMS}; or, for all that is not named, a strategy."),
 ]
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_devices)]
+"""A list of words of the file."""
 
 
 class PipelineSpec(Model):
@@ -139,16 +207,106 @@ class PipelineSpec(Model):
 
     source: str = Field(
         description="Where the pipeline is: a folder in the diffusers layout, written ./folder, ../folder, /folder or "
-        "~/folder and relative to this file; otherwise a hub id such as stabilityai/stable-diffusion-xl-base-1.0."
+        "~/folder and relative to this file; otherwise a hub id such as stabilityai/stable-diffusion-xl-base-1.0.",
+        examples=["./models/sdxl", "stabilityai/stable-diffusion-xl-base-1.0"],
     )
-    revision: str | None = Field(None, description="Commit, tag or branch of a hub id. Write a commit for deployments.")
+    revision: str | None = Field(
+        None,
+        description="Commit, tag or branch of a hub id. Write a commit for deployments.",
+        examples=["462165984030d82259a11f4367a4eed129e94a7b"],
+    )
     class_name: str | None = Field(
-        None, alias="class", description="Pipeline class of diffusers. Default: the one the source names."
+        None,
+        alias="class",
+        description="Pipeline class of diffusers. Default: the one the source names.",
+        examples=["StableDiffusionXLPipeline"],
     )
-    variant: str | None = Field(None, description="Weights variant, e.g. fp16 for model.fp16.safetensors.")
+    variant: str | None = Field(
+        None, description="Weights variant, e.g. fp16 for model.fp16.safetensors.", examples=["fp16"]
+    )
     dtype: Dtype = Field(
-        "auto", description="Floating-point type of all components. auto keeps each component's stored type."
+        "auto",
+        description="Floating-point type of all components. auto keeps each component's stored type.",
+        examples=["bfloat16"],
     )
+
+
+class LayerwiseCastingSpec(Model):
+    """Weights kept in a small type and cast to another, layer by layer, while they compute: ``layerwise_casting``."""
+
+    storage_dtype: Literal["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"] = Field(
+        "float8_e4m3fn",
+        description="The type in which the weights of linear and convolution layers are kept.",
+        examples=["float8_e4m3fn"],
+    )
+    compute_dtype: Dtype = Field(
+        "auto",
+        description="The type in which they compute. Default: the component's dtype.",
+        examples=["bfloat16"],
+    )
+    skip_modules_pattern: Names | None = Field(
+        None,
+        description="Patterns of module names that are left as they are, instead of diffusers' own list.",
+        examples=[["norm", "proj_out"]],
+    )
+    non_blocking: bool = Field(False, description="Cast without waiting.", examples=[True])
+
+
+class CompileSpec(Model):
+    """Options of ``torch.compile``, by its own names, and which part of the component is compiled."""
+
+    regional: bool = Field(
+        False,
+        description="Compile only the repeated blocks (compile_repeated_blocks): a fraction of the waiting.",
+        examples=[True],
+    )
+    fullgraph: bool = Field(
+        False,
+        description="Refuse what would break the graph, instead of going on without.",
+        examples=[True],
+    )
+    dynamic: bool | None = Field(
+        None,
+        description="Whether sizes may differ from call to call; null: found out.",
+        examples=[False],
+    )
+    backend: str = Field(
+        "inductor",
+        description="The compiler.",
+        examples=["inductor"],
+    )
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = Field(
+        None,
+        description="What to spend compile time on.",
+        examples=["max-autotune"],
+    )
+    options: dict[str, Any] | None = Field(
+        None,
+        description="Options of the backend; not together with mode.",
+        examples=[{"triton.cudagraphs": True}],
+    )
+
+
+class CacheSpec(Model):
+    """A cache of diffusers, which computes some blocks anew only where their result changes enough."""
+
+    class_name: str = Field(
+        alias="class", description="Its configuration class in diffusers.", examples=["FirstBlockCacheConfig"]
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="Values of its fields.", examples=[{"threshold": 0.08}]
+    )
+
+
+Switch = Annotated[Annotated[bool, Tag("(word)")] | Annotated[dict[str, Any], Tag("(mapping)")], Discriminator(_form)]
+Slicing = Annotated[
+    Annotated[Literal["auto", "max"], Tag("(word)")] | Annotated[int, Tag("(number)"), Field(ge=1)],
+    Discriminator(_word_or_number),
+]
+LayerwiseCasting = Annotated[
+    Annotated[bool, Tag("(word)")] | Annotated[LayerwiseCastingSpec, Tag("(mapping)")], Discriminator(_form)
+]
+Compile = Annotated[Annotated[bool, Tag("(word)")] | Annotated[CompileSpec, Tag("(mapping)")], Discriminator(_form)]
 
 
 class ComponentSpec(Model):
@@ -157,26 +315,198 @@ class ComponentSpec(Model):
     source: str | None = Field(
         None,
         description="Folder of a model or of a pipeline that has this component, or a hub id; default: the pipeline's.",
+        examples=["./models/vae-fix", "madebyollin/sdxl-vae-fp16-fix"],
     )
     subfolder: str | None = Field(
-        None, description="Folder inside the source. Default: the component's name where the source is a pipeline."
+        None,
+        description="Folder inside the source. Default: the component's name where the source is a pipeline.",
+        examples=["vae"],
     )
-    revision: str | None = Field(None, description="Commit, tag or branch, when source is a hub id.")
-    class_name: str | None = Field(None, alias="class", description="Class to load. Default: what the source names.")
-    variant: str | None = Field(None, description="Weights variant. Default: the pipeline's.")
-    dtype: Dtype | None = Field(None, description="Floating-point type. Default: the pipeline's.")
+    revision: str | None = Field(None, description="Commit, tag or branch, when source is a hub id.", examples=["main"])
+    class_name: str | None = Field(
+        None,
+        alias="class",
+        description="Class to load. Default: what the source names.",
+        examples=["EulerDiscreteScheduler"],
+    )
+    variant: str | None = Field(None, description="Weights variant. Default: the pipeline's.", examples=["fp16"])
+    dtype: Dtype | None = Field(None, description="Floating-point type. Default: the pipeline's.", examples=["float32"])
     config: dict[str, Any] | None = Field(
-        None, description="Config values set on top of the source's own; for schedulers."
+        None,
+        description="Config values set on top of the source's own; for schedulers.",
+        examples=[{"timestep_spacing": "trailing"}],
     )
+    attention_backend: str | None = Field(
+        None,
+        description="What computes attention: a word of diffusers' set_attention_backend, e.g. flash or native.",
+        examples=["flash"],
+    )
+    attention_slicing: Slicing | None = Field(
+        None,
+        description="Compute attention in slices, for less memory: auto, max, or a slice size.",
+        examples=["auto", 4],
+    )
+    tiling: Switch = Field(
+        False,
+        description="Decode in tiles, for less memory: true, or the arguments of the class's enable_tiling.",
+        examples=[True, {"tile_sample_min_height": 512}],
+    )
+    slicing: bool = Field(
+        False,
+        description="Decode a batch one picture after another, for less memory.",
+        examples=[True],
+    )
+    memory_format: Literal["channels_last", "channels_last_3d"] | None = Field(
+        None,
+        description="Order of convolution weights in memory; channels_last is often faster on GPUs.",
+        examples=["channels_last"],
+    )
+    layerwise_casting: LayerwiseCasting = Field(
+        False,
+        description="Keep weights in float8 and cast each layer while it computes: true, or options.",
+        examples=[True, {"storage_dtype": "float8_e5m2"}],
+    )
+    cache: CacheSpec | None = Field(
+        None,
+        description="A cache between steps, e.g. {class: FirstBlockCacheConfig, config: {threshold: 0.08}}.",
+        examples=[{"class": "FirstBlockCacheConfig", "config": {"threshold": 0.08}}],
+    )
+    compile: Compile = Field(
+        False,
+        description="Compile the component with torch.compile once it is placed: true, or options.",
+        examples=[True, {"regional": True}],
+    )
+
+
+Several = Annotated[
+    tuple[ComponentSpec, ...],
+    BeforeValidator(_devices),
+    Field(description="Several models in one place, which the pipeline's class wraps itself, such as controlnets."),
+]
+ComponentEntry = Annotated[
+    Annotated[ComponentSpec, Tag("(device)")] | Annotated[Several, Tag("(list)")], Discriminator(_device_or_list)
+]
+QuantizationBackend = Literal["bitsandbytes_4bit", "bitsandbytes_8bit", "torchao", "quanto", "gguf"]
+
+
+class QuantizationSpec(Model):
+    """How a component's weights are quantised while they are loaded, in the words of PipelineQuantizationConfig."""
+
+    quant_backend: QuantizationBackend = Field(
+        description="The library that quantises, and in how many bits.",
+        examples=["bitsandbytes_4bit"],
+    )
+    quant_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the backend's configuration class, e.g. {bnb_4bit_quant_type: nf4}; types of torch "
+        "and configurations of torchao by name, e.g. {quant_type: Int8WeightOnlyConfig}.",
+        examples=[{"bnb_4bit_quant_type": "nf4"}, {"quant_type": "Int8WeightOnlyConfig"}],
+    )
+
+
+Quantization = Annotated[
+    Annotated[QuantizationBackend, Tag("(word)")] | Annotated[QuantizationSpec, Tag("(mapping)")], Discriminator(_form)
+]
+
+
+class AdapterSpec(Model):
+    """What all adapters have: the file."""
+
+    source: str = Field(
+        description="A safetensors file, or a folder or hub id in which weight_name is the file.",
+        examples=["./loras/ink.safetensors", "nerijs/pixel-art-xl"],
+    )
+    subfolder: str | None = Field(None, description="Folder inside the source.", examples=["models"])
+    weight_name: str | None = Field(
+        None,
+        description="The file inside the source.",
+        examples=["pixel-art-xl.safetensors"],
+    )
+    revision: str | None = Field(None, description="Commit, tag or branch, when source is a hub id.", examples=["main"])
+
+
+class LoraSpec(AdapterSpec):
+    """A LoRA."""
+
+    name: str | None = Field(
+        None,
+        description="Its name, for set_adapters. Default: the file's name.",
+        examples=["ink"],
+    )
+    weight: float = Field(
+        1.0,
+        strict=False,
+        description="How much of it is added.",
+        examples=[0.8],
+    )
+    fused: bool = Field(
+        False,
+        description="Add it to the weights and let go of it: as fast as without, and fixed from then on.",
+        examples=[True],
+    )
+
+
+class TextualInversionSpec(AdapterSpec):
+    """Words that a text encoder has learned."""
+
+    token: str | None = Field(
+        None,
+        description="The word that stands for it in prompts. Default: the one in the file.",
+        examples=["<fox>"],
+    )
+
+
+class IpAdapterSpec(AdapterSpec):
+    """An IP-Adapter: pictures as prompts. Its image encoder is the component image_encoder."""
+
+    scale: float = Field(
+        1.0,
+        strict=False,
+        description="How much of the picture is followed.",
+        examples=[0.6],
+    )
+
+
+class AdaptersSpec(Model):
+    """What is put on the components before they are placed. LoRAs are stacked in the order written."""
+
+    lora: Annotated[tuple[LoraSpec, ...], BeforeValidator(_devices)] = Field(
+        (),
+        description="LoRAs.",
+        examples=[[{"source": "./loras/ink.safetensors", "weight": 0.8}]],
+    )
+    textual_inversion: Annotated[tuple[TextualInversionSpec, ...], BeforeValidator(_devices)] = Field(
+        (),
+        description="Words that text encoders have learned.",
+        examples=[[{"source": "./words/fox.safetensors", "token": "<fox>"}]],
+    )
+    ip_adapter: Annotated[tuple[IpAdapterSpec, ...], BeforeValidator(_devices)] = Field(
+        (),
+        description="IP-Adapters.",
+        examples=[[{"source": "./ip-adapter_sd15.safetensors", "scale": 0.6}]],
+    )
+
+    @property
+    def all(self) -> tuple[tuple[ConfigPath, AdapterSpec], ...]:
+        """Every adapter with its place in the file."""
+        kinds = {"lora": self.lora, "textual_inversion": self.textual_inversion, "ip_adapter": self.ip_adapter}
+        return tuple(
+            (("adapters", kind, index), adapter)
+            for kind, listed in kinds.items()
+            for index, adapter in enumerate(listed)
+        )
 
 
 class SharingSpec(Model):
     """One more pipeline on the same components: each of them has one home, whichever pipelines it takes part in."""
 
-    class_name: str = Field(alias="class", description="Pipeline class of diffusers.")
+    class_name: str = Field(
+        alias="class", description="Pipeline class of diffusers.", examples=["StableDiffusionXLInpaintPipeline"]
+    )
     call: dict[str, Any] = Field(
         default_factory=dict,
         description="Defaults for its call, on top of those of the top-level `call` that its class takes.",
+        examples=[{"strength": 0.8}],
     )
 
 
@@ -184,16 +514,24 @@ class GroupOffloadSpec(Model):
     """How group offload cuts components: the options of diffusers' ``apply_group_offloading``, by the same names."""
 
     offload_type: Literal["leaf_level", "block_level"] = Field(
-        "leaf_level", description="leaf_level: one layer at a time; block_level: the blocks of a model in groups."
+        "leaf_level",
+        description="leaf_level: one layer at a time; block_level: the blocks of a model in groups.",
+        examples=["block_level"],
     )
-    num_blocks_per_group: int = Field(1, ge=1, description="Blocks brought together, at block_level.")
+    num_blocks_per_group: int = Field(1, ge=1, description="Blocks brought together, at block_level.", examples=[2])
     use_stream: bool = Field(
-        False, description="Bring the next group while one is computing: faster, takes two groups, needs CUDA or XPU."
+        False,
+        description="Bring the next group while one is computing: faster, takes two groups, needs CUDA or XPU.",
+        examples=[True],
     )
-    non_blocking: bool = Field(False, description="Copy without waiting; needs pinned host memory to help.")
-    record_stream: bool = Field(False, description="With use_stream: do not wait for it when freeing.")
+    non_blocking: bool = Field(
+        False, description="Copy without waiting; needs pinned host memory to help.", examples=[True]
+    )
+    record_stream: bool = Field(False, description="With use_stream: do not wait for it when freeing.", examples=[True])
     low_cpu_mem_usage: bool = Field(
-        False, description="With use_stream: pin host memory group by group, not all of it at once."
+        False,
+        description="With use_stream: pin host memory group by group, not all of it at once.",
+        examples=[True],
     )
 
 
@@ -202,17 +540,20 @@ class PlacementSpec(Model):
 
     execution: Execution = Field(
         description="The device on which the component runs, or a list of devices over which its blocks are spread, in "
-        "order. With offload: sequential, what does not fit these is brought layer by layer to the first."
+        "order. With offload: sequential, what does not fit these is brought layer by layer to the first.",
+        examples=["cuda:0", ["cuda:0", "cuda:1"]],
     )
     offload: Literal["none", "model", "sequential", "group"] = Field(
         "none",
         description="none: weights stay there; model: brought whole; sequential: layer by layer; group: in groups of "
         "layers, as group_offload says. Parts of a component stay, or are brought layer by layer.",
+        examples=["model"],
     )
     storage: Literal["cpu", "disk"] = Field(
         "cpu",
         description="Where offloaded weights rest. disk: in their own safetensors files, read when they are needed; "
         "nothing is copied, and no host memory is planned for them. Weights that are cast rest in offload_folder.",
+        examples=["disk"],
     )
 
     @property
@@ -229,7 +570,12 @@ class PlacementSpec(Model):
 DeviceMapEntry = Annotated[
     Annotated[Word, Tag("(word)")] | Annotated[PlacementSpec, Tag("(mapping)")], Discriminator(_form)
 ]
-ReserveWord = Annotated[int | Literal["rehearsed"], BeforeValidator(_reserve, json_schema_input_type=str | int)]
+Calls = Annotated[float, Field(gt=0, strict=False, description="Times that it runs in one generation.")]
+_RESERVE_FORMS = text_or_number(SIZE_PATTERN, f"A size: {SIZE_FORMS}.")["anyOf"]
+ReserveWord = Annotated[
+    int | Literal["rehearsed"],
+    BeforeValidator(_reserve, json_schema_input_type=written_as({"anyOf": [*_RESERVE_FORMS, {"enum": [REHEARSED]}]})),
+]
 Reserve = Annotated[
     Annotated[ReserveWord, Tag("(word)")] | Annotated[dict[str, Size], Tag("(mapping)")], Discriminator(_form)
 ]
@@ -241,65 +587,111 @@ DeviceMap = Annotated[
 class Spec(Model):
     """One deployment of one pipeline."""
 
-    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description="Version of this file format.")
-    pipeline: PipelineSpec = Field(description="The pipeline and what holds for all of its components.")
-    components: dict[str, ComponentSpec | None] = Field(
+    version: Annotated[Literal[1], file_version(SCHEMA_VERSION)] = Field(
+        description="Version of this file format.", examples=[SCHEMA_VERSION]
+    )
+    pipeline: PipelineSpec = Field(
+        description="The pipeline and what holds for all of its components.",
+        examples=[{"source": "stabilityai/stable-diffusion-xl-base-1.0", "variant": "fp16", "dtype": "float16"}],
+    )
+    components: dict[str, ComponentEntry | None] = Field(
         default_factory=dict,
-        description="Components that differ from the source's own, by name; null leaves an optional one out.",
+        description="Components that differ from the source's own, by name; null leaves an optional one out, and a "
+        "list stands for several models in one place, such as controlnets.",
+        examples=[{"vae": {"dtype": "float32"}, "safety_checker": None}],
+    )
+    quantization: dict[str, Quantization] = Field(
+        default_factory=dict,
+        description="Components whose weights are quantised while they are loaded, by name: a backend, or a mapping.",
+        examples=[{"transformer": "bitsandbytes_4bit"}],
+    )
+    adapters: AdaptersSpec = Field(
+        default_factory=AdaptersSpec,
+        description="LoRAs, textual inversions and IP-Adapters, put on before placing.",
+        examples=[{"lora": [{"source": "./loras/ink.safetensors", "weight": 0.8}]}],
     )
     pipelines: dict[str, SharingSpec] = Field(
         default_factory=dict,
         description="More pipelines on the same components, by a name of your own. What a class needs beyond the "
         "pipeline's components, such as a controlnet, stands under components.",
+        examples=[{"repaint": {"class": "StableDiffusionXLInpaintPipeline", "call": {"strength": 0.8}}}],
     )
     device_map: DeviceMap = Field(
         "balanced",
         description="A strategy, one device, or a mapping from component, or module path below one "
         "(transformer.single_transformer_blocks), to device; in a mapping, `default` names the strategy or device of "
         "what is not named.",
+        examples=["balanced", 0, {"unet": "cuda:0", "default": "cuda:1"}],
+        json_schema_extra=_default_apart,
     )
     execution_device: Device | None = Field(
         None,
         description="Where the pipeline itself works: latents and embeddings live there. Default: the denoiser's "
         "device, which is right unless something else is entered on every step.",
+        examples=["cuda:0"],
     )
     max_memory: dict[Device, DeviceBudget] = Field(
         default_factory=dict,
         description="The most that may be used of each device, in the units of `reserve`, as 80% of the device, or as "
         "free-2GiB. When any accelerator is named, only those named are used. A budget of disk lets what low_memory "
         "offloads rest in its files when the cpu has no room.",
+        examples=[{"cuda:0": "20GiB", "cuda:1": "80%", "cpu": "free-8GiB"}],
+        json_schema_extra={"propertyNames": {"pattern": DEVICE_PATTERN}},
     )
     reserve: Reserve = Field(
         DEFAULT_RESERVE,
         description=f"Kept free for activations on every accelerator used: {SIZE_FORMS}. Or a mapping: for a device, "
         "for the phase in which a component runs, and under `default` for the others. Or `rehearsed`: what a rehearsal "
         "of the plan takes beside weights, with the arguments under `call`; the two are repeated until they agree.",
+        examples=["3GiB", {"vae": "4GiB", "cuda:1": "1GiB", "default": "2GiB"}, "rehearsed"],
+        json_schema_extra={"default": format_bytes(DEFAULT_RESERVE).replace(" ", "")},
     )
     low_memory: LowMemory = Field(
         "none",
         description="How components whose weights do not stay on an accelerator get there: cpu_offload_with_hook "
         "brings each whole while it runs, sequential_cpu_offload one layer at a time, group_offload in groups.",
+        examples=["cpu_offload_with_hook"],
     )
     group_offload: GroupOffloadSpec = Field(
-        default_factory=GroupOffloadSpec, description="How group offload cuts components, where it is used."
+        default_factory=GroupOffloadSpec,
+        description="How group offload cuts components, where it is used.",
+        examples=[{"offload_type": "block_level", "num_blocks_per_group": 2}],
     )
     offload_folder: str | None = Field(
         None,
         description="Folder for weights that rest on disk and are in no file as they are loaded, because they are "
         "cast; what is written there is removed when the pipeline is unloaded. Relative to this file. Naming it lets "
         "what low_memory offloads rest on disk when the cpu has no room.",
+        examples=["./offload"],
     )
-    calls: dict[str, Annotated[float, Field(gt=0, strict=False)]] = Field(
+    calls: dict[str, Calls] = Field(
         default_factory=dict,
         description="How often a component runs per generation, by name: what the times of plans and the strategy auto "
         "go by. Default: as its class does, a denoiser once per step.",
+        examples=[{"transformer": 56}],
     )
     call: dict[str, Any] = Field(
         default_factory=dict,
         description="Defaults for the pipeline's call, by parameter name. Pictures and masks by path, relative to this "
         "file; films as an animated picture, a folder of frames or a list of them; `seed` makes the generator, as a "
         "list one for each picture.",
+        examples=[{"num_inference_steps": 30, "guidance_scale": 5.0, "seed": 1}],
+        json_schema_extra={"properties": {"seed": _SEED_SCHEMA}},
     )
+
+    @property
+    def written_components(self) -> Iterator[tuple[ConfigPath, ComponentSpec]]:
+        """The components that the file describes, each with its place; those of a list one by one."""
+        for name, entry in self.components.items():
+            if isinstance(entry, tuple):
+                yield from ((("components", name, index), each) for index, each in enumerate(entry))
+            elif entry is not None:
+                yield ("components", name), entry
+
+    def quantization_of(self, component: str) -> QuantizationSpec | None:
+        """Return how a component is quantised, or None."""
+        entry = self.quantization.get(component)
+        return QuantizationSpec(quant_backend=entry) if isinstance(entry, str) else entry
 
     def reserve_of(self, component: str, device: str) -> int:
         """Return the bytes kept free on an accelerator while a component runs there.
@@ -356,51 +748,19 @@ def validate_spec(resolved: Resolved) -> Spec:
     Raises: SpecError: every problem at once, each at its place. A file of a newer schema version says so first,
         and only that: its other keys may well be right there.
     """
-    data = resolved.data
-    if not isinstance(data, dict):
-        what = "the file is empty" if data is None else "the file is not a mapping"
-        fix = "start it with 'version: 1' and 'pipeline: {source: ./folder}'"
-        raise SpecError([resolved.problem(Code.MISSING_KEY, ROOT, what, fix=fix)])
-    version = data.get("version")
-    if type(version) is int and version > SCHEMA_VERSION:
-        what = f"this file is of schema version {version}; this dmconfig reads version {SCHEMA_VERSION}"
-        fix = "upgrade dmconfig: pip install --upgrade dmconfig"
-        raise SpecError([resolved.problem(Code.UNSUPPORTED_VERSION, ("version",), what, fix=fix)])
-    problems = [*_devices_named_twice(resolved)]
-    try:
-        spec = Spec.model_validate(data)
-    except ValidationError as error:
-        problems += [_translate(detail, resolved) for detail in error.errors(include_url=False)]
-        raise SpecError(problems) from None
-    if problems:
-        raise SpecError(problems)
-    return spec
+    return validated(resolved, _SPEC_FILE)
 
 
-def _devices_named_twice(resolved: Resolved) -> Iterator[Problem]:
-    """Yield a problem per device that a section names under two names, such as ``0`` and ``cuda:0``."""
-    for section in ("max_memory", "reserve"):
-        yield from _named_twice_in(section, resolved)
+def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem | None:
+    """Turn one of pydantic's errors into a problem of ours, at a place that exists in the document.
 
-
-def _named_twice_in(section: str, resolved: Resolved) -> Iterator[Problem]:
-    entries = resolved.data.get(section)
-    seen: dict[str, str] = {}
-    for key in entries if isinstance(entries, dict) else ():
-        device = device_or_none(key)
-        if device is None:
-            continue  # no device; where it has to be one the model says so
-        if device in seen:
-            what = f"{seen[device]!r} and {key!r} are the same device, {device}"
-            path = (section, key)
-            fix = "keep one of the two; an override has to spell the device as the file does"
-            yield resolved.problem(Code.DUPLICATE_DEVICE, path, what, fix=fix, key=True)
-        seen[device] = key
-
-
-def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem:
-    """Turn one of pydantic's errors into a problem of ours, at a place that exists in the document."""
+    None for what another problem tells already.
+    """
     path = path_in(resolved.data, detail["loc"])
+    match path:
+        case ("device_map" | "components" as section, str() as name, *_) if name in keys(Spec):
+            what, fix = f"{name!r} is no component", "it belongs at the top level"
+            return resolved.problem(Code.UNKNOWN_KEY, (section, name), what, fix=fix, key=True)
     match detail["type"]:
         case "extra_forbidden":
             return _unknown_key(path, resolved)
@@ -414,7 +774,12 @@ def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem:
             return wrong_type(path, detail, resolved, _type_advice)
 
 
-def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
+def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem | None:
+    """The problem of a key that is not there; None where an unknown key is there in its place, which says so."""
+    known = [*keys(_model_at(path))]
+    others = [key for key in value_at(resolved.data, path) if key not in known]
+    if any(name in (renamed_key((*path, key)), nearest(key, known)) for key in others):
+        return None
     fix = {
         "version": "add 'version: 1' as the first line",
         "pipeline": "add 'pipeline: {source: ./folder}'",
@@ -427,9 +792,31 @@ def _missing_key(path: ConfigPath, name: str, resolved: Resolved) -> Problem:
 def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
     key, model = str(path[-1]), _model_at(path[:-1])
     known = [*keys(model), *(FILE_KEYS if model is Spec else ())]
-    fix = key_hint(path) or nearest_key(key, known) or _where_it_belongs(key)
+    new = renamed_key(path)
+    if new is not None:
+        return _renamed_key(path, new, resolved)
+    fix = key_hint(path) or _where_it_belongs(key) or nearest_key(key, known)
+    strange = next((character for character in key if not character.isascii()), None)
+    if strange:
+        fix = f"{fix} The" if fix else "the"
+        fix += f" character U+{ord(strange):04X} in it may only look like another"
     why = f"the keys accepted here are: {', '.join(known)}"
     return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
+
+
+def _renamed_key(path: ConfigPath, new: str, resolved: Resolved) -> Problem:
+    """The problem of a key that is called something else here; an edit mends it, unless that is there as well."""
+    old, beside = str(path[-1]), value_at(resolved.data, path[:-1])
+    rivals = [key for key in beside if key != old and new in (key, renamed_key((*path[:-1], key)))]
+    what = f"{old!r} is called {new!r} here"
+    if rivals:
+        what = f"{what}, {'which is there as well' if new in rivals else f'and so is {rivals[0]!r}'}"
+        return resolved.problem(Code.RENAMED_KEY, path, what, fix="keep one of them", key=True)
+    problem = resolved.problem(Code.RENAMED_KEY, path, what, fix=f"{old} -> {new}", key=True)
+    if problem.location is None:
+        return problem
+    edit = Edit(location=problem.location, old=old, new=new)
+    return replace(problem, fix=f"{problem.fix}; dmconfig fix {problem.location.file} writes it", edit=edit)
 
 
 def _model_at(path: ConfigPath) -> type[Model]:
@@ -438,8 +825,21 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return Spec
         case ("pipeline", *_):
             return PipelineSpec
+        case ("components", *_, "layerwise_casting"):
+            return LayerwiseCastingSpec
+        case ("components", *_, "compile"):
+            return CompileSpec
+        case ("components", *_, "cache"):
+            return CacheSpec
         case ("components", *_):
             return ComponentSpec
+        case ("quantization", *_):
+            return QuantizationSpec
+        case ("adapters",):
+            return AdaptersSpec
+        case ("adapters", kind, *_):
+            kinds: dict[str, type[Model]] = {"textual_inversion": TextualInversionSpec, "ip_adapter": IpAdapterSpec}
+            return kinds.get(str(kind), LoraSpec)
         case ("group_offload", *_):
             return GroupOffloadSpec
         case ("pipelines", *_):
@@ -453,6 +853,8 @@ def _where_it_belongs(key: str) -> str:
         "at the top level": Spec,
         "under 'pipeline'": PipelineSpec,
         "under 'components.<name>'": ComponentSpec,
+        "under 'device_map.<component>'": PlacementSpec,
+        "under 'group_offload'": GroupOffloadSpec,
     }
     found = [place for place, model in places.items() if key in keys(model)]
     return f"it belongs {' or '.join(found)}" if found else ""
@@ -463,6 +865,8 @@ def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
     takes_strategy = path in (("device_map",), ("device_map", DEFAULT))
     if takes_strategy:
         what += f"; or a strategy: {', '.join(STRATEGIES)}"
+    if isinstance(given, list):
+        return what, _list_advice(path, given)
     if not isinstance(given, str):
         return what, ""
     meant = (nearest(given, STRATEGIES) if takes_strategy else None) or nearest_device(given)
@@ -474,8 +878,25 @@ def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
     return what, ""
 
 
+def _list_advice(path: ConfigPath, given: list[Any]) -> str:
+    """How to write a list of devices, in place of one."""
+    devices = ", ".join(map(str, given)) if all(isinstance(each, (str, int)) for each in given) else "cuda:0, cuda:1"
+    if path == ("device_map",):
+        return "leave device_map: balanced, and name the devices under max_memory; or map each component to a device"
+    return f"write {{execution: [{devices}]}} to spread it over them" if path[:1] == ("device_map",) else ""
+
+
 def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
-    if expected != "a mapping" or not isinstance(given, (str, int)) or isinstance(given, bool):
+    if expected != "a mapping" or isinstance(given, bool):
+        return ""
+    if isinstance(given, list):
+        numbered = ", ".join(f"{index}: {each}" for index, each in enumerate(given))
+        return (
+            f"name the devices: max_memory: {{{numbered}}}"
+            if path == ("max_memory",)
+            else "write keys and values in place of the list"
+        )
+    if not isinstance(given, (str, int)):
         return ""
     match path:
         case ("pipeline",):
@@ -484,5 +905,18 @@ def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
             return f"write {name}: {{class: {given}}} or {name}: {{source: {given}}}"
         case ("max_memory",):
             return f"name the device: max_memory: {{0: {given}}}"
+        case ("call",) if isinstance(given, str):
+            return f"name the argument: call: {{prompt: {given}}}"
         case _:
             return ""
+
+
+_SPEC_FILE = FileKind(
+    model=Spec,
+    version=SCHEMA_VERSION,
+    noun="this file is of schema version",
+    beginning="'version: 1' and 'pipeline: {source: ./folder}'",
+    sections=(Section(name="max_memory", read=parse_device), Section(name="reserve", read=parse_device)),
+    translate=_translate,
+    error=SpecError,
+)

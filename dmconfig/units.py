@@ -18,6 +18,12 @@ _BYTES_PER_UNIT = {
 }  # fmt: skip
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
+_UNITS = "|".join(unit for unit in _BYTES_PER_UNIT if unit)
+_SIZE_TEXT = rf"([0-9]+|[0-9]+(\.[0-9]+)?\s*({_UNITS}))"
+SIZE_PATTERN = rf"^\s*{_SIZE_TEXT}\s*$"
+"""What ``parse_size`` accepts of texts, as a pattern for other tools."""
+BUDGET_PATTERN = rf"^\s*({_SIZE_TEXT}|0*(100(\.0+)?|[0-9]{{1,2}}(\.[0-9]+)?)\s*%|free(-{_SIZE_TEXT})?)\s*$"
+"""What ``parse_budget`` accepts of texts, as a pattern for other tools."""
 SIZE_FORMS = "a whole number of bytes, or a number and a unit: 20GiB, 24GB, 512MiB, 1.5TB"
 BUDGET_FORMS = f"{SIZE_FORMS}; for a budget also 80% (of the device) or free-2GiB"
 

@@ -1,19 +1,20 @@
-"""What the models of files share: their base, and pydantic's errors as problems at their place in the file."""
+"""What the models of files share: how a file is held against one, and pydantic's errors as problems at their place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from dmconfig.devices import nearest_device
-from dmconfig.errors import Code, Problem, nearest
+from dmconfig.errors import Code, DMConfigError, Problem, nearest
 from dmconfig.hints import VALUE_HINTS
-from dmconfig.paths import ConfigPath
+from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.units import parse_size
+from dmconfig.units import SIZE_FORMS, SIZE_PATTERN, parse_size
 
 DeviceAdvice = Callable[[ConfigPath, Any, str], tuple[str, str]]
 """From the path, what is written there and what is wrong with it: what is wrong in more words, and how to mend it."""
@@ -21,9 +22,102 @@ TypeAdvice = Callable[[ConfigPath, str, Any], str]
 
 
 class Model(BaseModel):
-    """Base of all models of the file: frozen, and nothing unknown is accepted."""
+    """Base of all models of the file: frozen, and nothing unknown is accepted.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    A model is built when it is first used: most are only parts of another, and start-up is a feature.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A mapping whose keys can name one thing in two ways (``0`` and ``cuda:0``).
+
+    ``read`` returns what a key means, and raises ValueError for one that means nothing; ``word`` says what kind of
+    thing that is.
+    """
+
+    name: str
+    read: Callable[[str], object]
+    word: str = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileKind(Generic[M]):
+    """One kind of file: its model, its version, and what is said of one that is not right.
+
+    ``noun`` begins the sentence that a newer version is told with. ``translate`` makes a problem of one of pydantic's
+    errors, or None of one that another tells already.
+    """
+
+    model: type[M]
+    version: int
+    noun: str
+    beginning: str
+    sections: tuple[Section, ...]
+    translate: Callable[[ErrorDetails, Resolved], Problem | None]
+    error: type[DMConfigError]
+
+
+def validated(resolved: Resolved, kind: FileKind[M]) -> M:
+    """Return the model of a kind of file in resolved data.
+
+    Raises: DMConfigError: of the kind's type, every problem at once, each at its place. A file of a newer version
+        says so first, and only that: its other keys may well be right there.
+    """
+    data = resolved.data
+    if not isinstance(data, dict):
+        what = "the file is empty" if data is None else "the file is not a mapping"
+        raise kind.error([resolved.problem(Code.MISSING_KEY, ROOT, what, fix=f"start it with {kind.beginning}")])
+    version = data.get("version")
+    if type(version) is int and version > kind.version:
+        what = f"{kind.noun} {version}; this dmconfig reads version {kind.version}"
+        fix = "upgrade dmconfig: pip install --upgrade dmconfig"
+        raise kind.error([resolved.problem(Code.UNSUPPORTED_VERSION, ("version",), what, fix=fix)])
+    problems = [problem for section in kind.sections for problem in _named_twice(resolved, section)]
+    try:
+        model = kind.model.model_validate(data)
+    except ValidationError as error:
+        told = (kind.translate(detail, resolved) for detail in error.errors(include_url=False))
+        problems += [problem for problem in told if problem is not None]
+        raise kind.error(problems) from None
+    if problems:
+        raise kind.error(problems)
+    return model
+
+
+def _named_twice(resolved: Resolved, section: Section) -> Iterator[Problem]:
+    """Yield a problem per key that means what an earlier one means."""
+    entries = resolved.data.get(section.name)
+    seen: dict[object, str] = {}
+    for key in entries if isinstance(entries, dict) else ():
+        try:
+            meaning = section.read(key)
+        except ValueError:
+            continue  # where it has to mean something, the model says so
+        if meaning in seen:
+            what = f"{seen[meaning]!r} and {key!r} are the same {section.word}"
+            what += f", {meaning}" if isinstance(meaning, str) else ""
+            fix = "keep one of the two"
+            if None in (resolved.place((section.name, name))[0] for name in (key, seen[meaning])):
+                fix += f"; an override has to spell the {section.word} as the file does"
+            yield resolved.problem(Code.DUPLICATE_DEVICE, (section.name, key), what, fix=fix, key=True)
+        seen[meaning] = key
+
+
+def file_version(version: int) -> Any:
+    """Return the type of the key ``version``: this whole number, and nothing that merely equals it (true, 1.0)."""
+
+    def only_int(value: object) -> object:
+        if type(value) is not int:
+            raise PydanticCustomError("literal_error", "", {"expected": str(version)})
+        return value
+
+    return BeforeValidator(only_int)
 
 
 def _size(value: object) -> int:
@@ -33,7 +127,21 @@ def _size(value: object) -> int:
         raise PydanticCustomError("bad_size", "{text}", {"text": str(error)}) from None
 
 
-Size = Annotated[int, BeforeValidator(_size, json_schema_input_type=str | int)]
+def text_or_number(pattern: str, description: str) -> dict[str, Any]:
+    """Return the JSON Schema of what may be a text of a pattern, or a whole number that is not negative."""
+    text = {"type": "string", "pattern": pattern, "description": description}
+    return {"anyOf": [text, {"type": "integer", "minimum": 0}]}
+
+
+def written_as(schema: dict[str, Any]) -> Any:
+    """Return the type that a value has in a file, for the JSON Schema alone."""
+    return Annotated[Any, WithJsonSchema(schema)]
+
+
+Size = Annotated[
+    int,
+    BeforeValidator(_size, json_schema_input_type=written_as(text_or_number(SIZE_PATTERN, f"A size: {SIZE_FORMS}."))),
+]
 
 CODES = {"bad_device": Code.BAD_DEVICE, "bad_size": Code.BAD_SIZE, "bad_dtype": Code.BAD_DTYPE}
 _EXPECTED = {
@@ -43,6 +151,9 @@ _EXPECTED = {
     "int_type": "a whole number",
     "bool_type": "true or false",
     "list_type": "a list",
+    "tuple_type": "a list",
+    "float_type": "a number",
+    "float_parsing": "a number",
 }
 
 
@@ -56,6 +167,13 @@ def path_in(data: Any, loc: tuple[int | str, ...]) -> ConfigPath:
             data = data[element]
             path.append(element)
     return tuple(path)
+
+
+def value_at(data: Any, path: ConfigPath) -> Any:
+    """Return what stands at a path that is there."""
+    for element in path:
+        data = data[element]
+    return data
 
 
 def keys(model: type[Model]) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """The corpus of spec files: what the command prints for each, word for word.
 
 Adding a case is adding a file. ``cases/invalid/NAME.yaml`` is a wrong spec, ``cases/valid/NAME.yaml`` a right one, and
-``NAME.txt`` beside it is what a user sees, with the exit code as its last line. Comments in a spec change how it is
-run: ``# plan: --gpus 2x24GiB --ram 64GiB`` plans it for that machine instead of validating it, and
-``# config: --provenance`` prints it with all of its layers; each ``# set: key=value`` is passed as ``--set``, each
-``# overlay: file`` of ``cases/layers`` as ``--overlay``, ``# profile: name`` as ``--profile``, and each
-``# env: NAME=value`` is a variable of the environment. The root of the repository is written ``<root>``.
+``NAME.txt`` beside it is what a user sees, with the exit code as its last line. What ``dmconfig config`` makes of a
+right one is ``cases/resolved/NAME.yaml``. Comments in a spec change how it is run:
+``# plan: --gpus 2x24GiB --ram 64GiB`` plans it for that machine instead of validating it, ``# config: --provenance``
+prints it with all of its layers; each ``# set: key=value`` is passed as ``--set``, each ``# overlay: file`` of
+``cases/layers`` as ``--overlay``, ``# profile: name`` as ``--profile``, and each ``# env: NAME=value`` is a variable of
+the environment. The root of the repository is written ``<root>``.
 
 After a wanted change of texts, write them anew and read the difference:
 
@@ -20,9 +21,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from dmconfig.cli import app
+from dmconfig.document import parse_document
+from dmconfig.load import resolve_file
+from dmconfig.resolve import override_from_text, resolve
+from dmconfig.spec import validate_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ROOT / "tests" / "cases"
@@ -37,13 +43,22 @@ LAYERS = "tests/cases/layers"
 
 def arguments_of(file: Path) -> list[str]:
     """Return the command line that a case asks for in its comments."""
-    options = options_of(file)
-    verb = next((name for name, _ in options if name in ("plan", "config")), "validate")
-    own = [word for name, text in options if name == verb for word in shlex.split(text)]
-    overrides = [word for name, text in options if name == "set" for word in ("--set", text)]
-    overlays = [word for name, text in options if name == "overlay" for word in ("--overlay", f"{LAYERS}/{text}")]
-    profile = [word for name, text in options if name == "profile" for word in ("--profile", text)]
-    return [verb, file.relative_to(ROOT).as_posix(), *own, *overrides, *overlays, *profile]
+    verb = next((name for name, _ in options_of(file) if name in ("plan", "config")), "validate")
+    own = [word for text in texts_of(file, verb) for word in shlex.split(text)]
+    return [verb, file.relative_to(ROOT).as_posix(), *own, *layers_of(file)]
+
+
+def layers_of(file: Path) -> list[str]:
+    """Return the options of a case that say what is laid over it."""
+    overrides = [word for text in texts_of(file, "set") for word in ("--set", text)]
+    overlays = [word for text in texts_of(file, "overlay") for word in ("--overlay", f"{LAYERS}/{text}")]
+    profile = [word for text in texts_of(file, "profile") for word in ("--profile", text)]
+    return [*overrides, *overlays, *profile]
+
+
+def texts_of(file: Path, option: str) -> list[str]:
+    """Return what the comments of one kind in a case say."""
+    return [text for name, text in options_of(file) if name == option]
 
 
 def options_of(file: Path) -> list[tuple[str, str]]:
@@ -52,11 +67,21 @@ def options_of(file: Path) -> list[tuple[str, str]]:
     return [(name, text.strip()) for name, text in found]
 
 
+def run(arguments: list[str], file: Path) -> Result:
+    """Run the command, with the variables that a case asks for; it never ends in a traceback."""
+    result = CliRunner(env=PLAIN | variables_of(file)).invoke(app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def variables_of(file: Path) -> dict[str, str]:
+    """Return the variables of the environment that a case asks for."""
+    return dict(text.split("=", 1) for text in texts_of(file, "env"))
+
+
 def printed_for(file: Path) -> str:
     """Return what the command prints for a case, and its exit code."""
-    variables = dict(text.split("=", 1) for name, text in options_of(file) if name == "env")
-    result = CliRunner(env=PLAIN | variables).invoke(app, arguments_of(file))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    result = run(arguments_of(file), file)
     lines = [line.rstrip() for line in result.output.replace(str(ROOT), "<root>").splitlines()]
     return "\n".join([*lines, f"exit {result.exit_code}", ""])
 
@@ -97,9 +122,31 @@ def test_valid_case_begins_with_what_it_shows_and_is_planned(file: Path) -> None
     assert "error" not in recorded
 
 
+@pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)
+def test_valid_case_is_resolved_as_recorded_and_means_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolved form of a right spec is exactly the recorded one, and beside the file it is the same spec."""
+    resolved = run(["config", file.relative_to(ROOT).as_posix(), *layers_of(file)], file)
+    assert resolved.exit_code == 0
+    recorded = CASES / "resolved" / file.name
+    if UPDATE:
+        recorded.parent.mkdir(exist_ok=True)
+        recorded.write_text(resolved.stdout, encoding="utf-8")
+    assert resolved.stdout == recorded.read_text(encoding="utf-8")
+    again = parse_document(resolved.stdout, name=file.name, folder=file.parent, tagged=True)
+    for name, value in variables_of(file).items():
+        monkeypatch.setenv(name, value)
+    claims = [override_from_text(text) for text in texts_of(file, "set")]
+    overlays = [ROOT / LAYERS / text for text in texts_of(file, "overlay")]
+    profile = next(iter(texts_of(file, "profile")), None)
+    whole = resolve_file(file, claims, overlays=overlays, profile=profile)
+    monkeypatch.delenv("DMCONFIG_PROFILE", raising=False)
+    assert validate_spec(resolve(again)) == validate_spec(whole)
+
+
 def test_corpus_is_large_and_has_no_text_without_a_spec() -> None:
-    """There are at least 50 wrong specs and 10 right ones, and every recorded text belongs to one."""
+    """There are at least 150 wrong specs and 60 right ones, and every recorded text belongs to one."""
     texts = {file.with_suffix("") for file in CASES.glob("*valid/*.txt")}
-    assert len(INVALID) >= 50
-    assert len(VALID) >= 10
+    assert len(INVALID) >= 150
+    assert len(VALID) >= 60
+    assert {file.stem for file in CASES.glob("resolved/*")} == {file.stem for file in VALID}
     assert texts == {file.with_suffix("") for file in [*INVALID, *VALID]}

@@ -22,6 +22,16 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class ReportFormat(StrEnum):
+    """How to show what is wrong with files."""
+
+    TEXT = "text"
+    LINE = "line"
+    JSON = "json"
+    GITHUB = "github"
+    SARIF = "sarif"
+
+
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The spec.", show_default=False)]
 FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE...", help="The specs.", show_default=False)]
 SetOption = Annotated[
@@ -40,6 +50,13 @@ ProfileOption = Annotated[
     ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to show the result.")]
+ReportFormatOption = Annotated[
+    ReportFormat,
+    typer.Option(
+        "--format",
+        help="text: with the lines of the file; line: one line each, for editors; json; github: annotations; sarif.",
+    ),
+]
 GpusOption = Annotated[
     str | None,
     typer.Option("--gpus", metavar="SIZES", help="Plan for these accelerators, e.g. 2x24GiB,rtx-4090; 0: none."),

@@ -44,15 +44,15 @@ def show(text: str) -> None:
 
 def print_problems(problems: tuple[Problem, ...], format_: Format) -> None:
     """Print problems: as text to standard error, as data to standard output."""
-    from dmconfig.errors import render_problem
-
     if format_ is Format.JSON:
         from dmconfig.render import problems_data
 
         print_json(problems_data(problems))
         return
-    for problem in problems:
-        typer.echo(render_problem(problem), err=True)
+    from dmconfig.reports import problem_blocks
+
+    for block in problem_blocks(problems):
+        typer.echo(block, err=True)
 
 
 def print_plan(planned: Plan, format_: Format) -> None:

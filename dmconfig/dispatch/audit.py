@@ -32,11 +32,20 @@ def audit(modules: Mapping[str, torch.nn.Module], plan: Plan, *, is_mapped: bool
         for each in assignment.parts or (assignment,):
             yield from _misplaced(module, assignment, each, is_mapped=is_mapped)
         yield from _unhooked(module, assignment)
-        tensors = [tensor for tensor in module.parameters() if tensor.is_floating_point()]
-        dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
+        dtypes = {str(dtype).removeprefix("torch.") for dtype in _dtypes(module)}
         if other := sorted(dtypes - {assignment.dtype, "float32"}):
             what = f"{assignment.component} was planned in {assignment.dtype} and is in {', '.join(other)}"
             yield Problem(code=Code.PLACEMENT_DIFFERS, what=what, path=("components", assignment.component))
+
+
+def _dtypes(root: torch.nn.Module) -> Iterator[torch.dtype]:
+    """The floating dtypes of a component's weights, but for layers that layerwise casting keeps as it says."""
+    for module in root.modules():
+        registry = getattr(module, "_diffusers_hook", None)
+        casting = registry.get_hook("layerwise_casting") if registry is not None else None
+        for tensor in module.parameters(recurse=False):
+            if tensor.is_floating_point() and (casting is None or tensor.dtype != casting.storage_dtype):
+                yield tensor.dtype
 
 
 def modules_of(root: torch.nn.Module, assignment: Assignment, each: Assignment | Part) -> list[torch.nn.Module]:

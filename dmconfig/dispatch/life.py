@@ -52,6 +52,9 @@ def swap(pipe: Any, name: str, component: Any) -> None:
     if name not in placement.components:
         setattr(pipe, name, component)  # a scheduler or tokenizer has no place
         return
+    if not isinstance(component, torch.nn.Module):
+        what = f"the new {name} is a {type(component).__name__}, which is no torch module, so it cannot be placed"
+        raise _refused(what, "give the module itself, not an object around it")
     if has_empty_tensors(component):
         what = f"the new {name} ({type(component).__name__}) has tensors on meta: it was never loaded, or is offloaded"
         raise _refused(what, "load it with its weights, and remove others' offload hooks from it")

@@ -48,8 +48,9 @@ class Resident:
         self.module, self.device = module, device
 
     def attach(self) -> None:
-        """Move the weights to the device, once."""
-        self.module.to(self.device)
+        """Move the weights to the device, once. Quantised ones that are there are left alone: some refuse any move."""
+        if not (is_quantised(self.module) and all(each.device == self.device for each in self.module.parameters())):
+            self.module.to(self.device)
 
     def bring(self) -> None:
         """Nothing to do: they are there."""
@@ -62,6 +63,11 @@ class Resident:
 
     def detach(self) -> None:
         """Nothing to do: there is no hook, and the weights stay."""
+
+
+def is_quantised(module: torch.nn.Module) -> bool:
+    """Tell whether diffusers or transformers have quantised a component; its parameters are then more than tensors."""
+    return bool(getattr(module, "is_quantized", False))
 
 
 class Turns:
@@ -101,7 +107,10 @@ class Brought:
             return
         if self.turns is not None:
             self.turns.take(self)
-        resting = [(slot, slot.tensor, slot.tensor.data) for slot in slots_of(self.module.modules())]
+        kept = (
+            [] if is_quantised(self.module) else slots_of(self.module.modules())
+        )  # more than tensors: moved both ways
+        resting = [(slot, slot.tensor, slot.tensor.data) for slot in kept]
         self.module.to(self.device)
         self._home = [Home(slot, tensor, data, version_of(slot.tensor)) for slot, tensor, data in resting]
         self._there = True

@@ -18,7 +18,15 @@ The integration tests compare every fact with what importing says.
 from __future__ import annotations
 
 from dmconfig.facts.fitting import fits
-from dmconfig.facts.lookup import class_facts, known_pipelines, known_schedulers, pipeline_facts
+from dmconfig.facts.lookup import (
+    class_facts,
+    dataclass_fields,
+    known_attention_backends,
+    known_pipelines,
+    known_schedulers,
+    method_parameters,
+    pipeline_facts,
+)
 from dmconfig.facts.records import (
     CallParameter,
     ClassFacts,
@@ -36,10 +44,13 @@ __all__ = [
     "Json",
     "PipelineFacts",
     "class_facts",
+    "dataclass_fields",
     "fits",
     "is_module_class",
     "is_scheduler_class",
+    "known_attention_backends",
     "known_pipelines",
     "known_schedulers",
+    "method_parameters",
     "pipeline_facts",
 ]

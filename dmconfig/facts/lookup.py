@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dmconfig.facts.cache import read_cached, write_cached
 from dmconfig.facts.installed import Library, installed_libraries
 from dmconfig.facts.records import (
+    CallParameter,
     ClassFacts,
     Json,
     PipelineFacts,
@@ -48,6 +49,63 @@ def known_pipelines() -> tuple[str, ...]:
 def known_schedulers() -> tuple[str, ...]:
     """Return the names of all schedulers the installed diffusers exports, sorted; empty when it is not installed."""
     return _known(installed_libraries(), "SchedulerMixin")
+
+
+def method_parameters(library: str, class_name: str, method: str) -> tuple[CallParameter, ...] | None:
+    """Return the named parameters of a method of a component's class; None when it has no such method."""
+    if not all(word.isidentifier() for word in (library, class_name, method)):
+        return None
+    return _method(installed_libraries(), library, class_name, method)
+
+
+def dataclass_fields(class_name: str) -> tuple[CallParameter, ...] | None:
+    """Return the fields of a dataclass that diffusers exports; None when there is none of this name."""
+    return _fields(installed_libraries(), class_name) if class_name.isidentifier() else None
+
+
+def known_attention_backends() -> tuple[str, ...]:
+    """Return the words that ``set_attention_backend`` of the installed diffusers takes, as written there."""
+    return _backends(installed_libraries())
+
+
+@cache
+def _method(
+    libraries: tuple[Library, ...], library: str, class_name: str, method: str
+) -> tuple[CallParameter, ...] | None:
+    def read() -> Json:
+        from dmconfig.facts.reading import read_method
+
+        return _listed(read_method(_sources(libraries), library, class_name, method))
+
+    return _parameters(_remembered(libraries, f"method.{library}.{class_name}.{method}", read))
+
+
+@cache
+def _fields(libraries: tuple[Library, ...], class_name: str) -> tuple[CallParameter, ...] | None:
+    def read() -> Json:
+        from dmconfig.facts.reading import read_fields
+
+        return _listed(read_fields(_sources(libraries), class_name))
+
+    return _parameters(_remembered(libraries, f"fields.{class_name}", read))
+
+
+@cache
+def _backends(libraries: tuple[Library, ...]) -> tuple[str, ...]:
+    def read() -> Json:
+        from dmconfig.facts.reading import read_members
+
+        return [*read_members(_sources(libraries), "diffusers.models.attention_dispatch", "AttentionBackendName")]
+
+    return tuple(_remembered(libraries, "attention_backends", read))
+
+
+def _listed(parameters: tuple[CallParameter, ...] | None) -> Json:
+    return None if parameters is None else [[each.name, each.required, each.default] for each in parameters]
+
+
+def _parameters(data: Any) -> tuple[CallParameter, ...] | None:
+    return None if data is None else tuple(CallParameter(*each) for each in data)
 
 
 @cache

@@ -74,8 +74,42 @@ def read_class(sources: Sources, library: str, class_name: str) -> ClassFacts | 
         init_parameters=tuple(parameter.name for parameter in _parameters(sources, source, "__init__")),
         supports_group_offloading=_is_not_false(sources, source, "_supports_group_offloading"),
         group_offload_block_modules=_names(sources, source, "_group_offload_block_modules") or (),
+        repeated_blocks=_names(sources, source, "_repeated_blocks") or (),
         members=_members(sources, source),
     )
+
+
+def read_method(sources: Sources, library: str, class_name: str, method: str) -> tuple[CallParameter, ...] | None:
+    """Return the named parameters of a method of a class, without ``self``; None when there is no such method."""
+    source = _find(sources, library, class_name)
+    if source is None or _method(sources, source, method) is None:
+        return None
+    return tuple(_call_parameter(sources, parameter) for parameter in _parameters(sources, source, method))
+
+
+def read_fields(sources: Sources, class_name: str) -> tuple[CallParameter, ...] | None:
+    """Return the fields of a dataclass that diffusers exports, as parameters of its constructor; None without one."""
+    source = sources.public_class("diffusers", class_name)
+    if source is None:
+        return None
+    fields: dict[str, CallParameter] = {}
+    for ancestor in reversed(sources.mro(source)):
+        for node in ancestor.node.body if isinstance(ancestor, ClassSource) else ():
+            if (
+                isinstance(ancestor, ClassSource)
+                and isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+            ):
+                written = _Parameter(node.target.id, ancestor.module, node.annotation, node.value)
+                fields[written.name] = _call_parameter(sources, written)
+    return tuple(fields.values())
+
+
+def read_members(sources: Sources, module: str, enumeration: str) -> tuple[str, ...]:
+    """Return the values of an enumeration of words, in the order written; empty when there is none."""
+    source = sources.find_class(module, enumeration)
+    values = [node.value for node in source.node.body if isinstance(node, ast.Assign)] if source else []
+    return tuple(value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str))
 
 
 def read_exported_descendants(sources: Sources, base: str) -> tuple[str, ...]:

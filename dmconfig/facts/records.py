@@ -27,7 +27,7 @@ class ComponentSlot:
 
 @dataclass(frozen=True, slots=True)
 class CallParameter:
-    """A named parameter of a pipeline's ``__call__``.
+    """A named parameter of a pipeline's ``__call__``, or of another method.
 
     ``default`` is None when there is none, when it is None, and when JSON cannot hold it.
     """
@@ -80,6 +80,7 @@ class ClassFacts:
         supports_group_offloading: False where diffusers refuses ``apply_group_offloading`` for the class.
         group_offload_block_modules: parts that offloading by blocks brings by themselves, so that the class can be
             entered in other ways than ``forward``.
+        repeated_blocks: classes of the blocks that compiling by regions compiles.
         init_parameters: the named parameters of ``__init__``, without ``self``: what its config may set.
         members: what ``__init__`` assigns on ``self``, in the order written: the order of its modules.
     """
@@ -96,6 +97,7 @@ class ClassFacts:
     init_parameters: tuple[str, ...]
     supports_group_offloading: bool
     group_offload_block_modules: tuple[str, ...]
+    repeated_blocks: tuple[str, ...]
     members: tuple[str, ...]
 
 
@@ -153,6 +155,7 @@ def class_to_data(facts: ClassFacts) -> dict[str, Json]:
         "init_parameters": list(facts.init_parameters),
         "supports_group_offloading": facts.supports_group_offloading,
         "group_offload_block_modules": list(facts.group_offload_block_modules),
+        "repeated_blocks": list(facts.repeated_blocks),
         "members": list(facts.members),
     }
 
@@ -173,5 +176,6 @@ def class_from_data(data: dict[str, Any]) -> ClassFacts:
         init_parameters=tuple(data["init_parameters"]),
         supports_group_offloading=data["supports_group_offloading"],
         group_offload_block_modules=tuple(data["group_offload_block_modules"]),
+        repeated_blocks=tuple(data["repeated_blocks"]),
         members=tuple(data["members"]),
     )

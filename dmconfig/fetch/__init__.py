@@ -11,6 +11,7 @@ hub does; where only a variant may be lacking, the hub is asked about the commit
     repository  what is wanted, and what of it is here
     failures    what can go wrong, as problems
     hub         asking and downloading, through huggingface_hub
+    adapters    files of adapters
     headers     what weights hold, from their headers, without downloading them
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
 from dmconfig.errors import Code, DMConfigError, Problem
+from dmconfig.fetch.adapters import fetch_adapters
 from dmconfig.fetch.failures import (
     FailedError,
     build_error,
@@ -56,7 +58,7 @@ from dmconfig.source import CONFIG_FILES, INDEX_FILE, find_snapshot, hub_cache, 
 from dmconfig.spec import Spec
 from dmconfig.units import format_bytes
 
-__all__ = ["fetch", "fetch_index", "fetch_indexes", "is_whole", "needed_files", "remote_tensors"]
+__all__ = ["fetch", "fetch_adapters", "fetch_index", "fetch_indexes", "is_whole", "needed_files", "remote_tensors"]
 
 
 def is_whole(assembly: Assembly) -> bool:
@@ -211,12 +213,12 @@ def _index_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]
 
 
 def _config_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
-    for name, component in spec.components.items():
-        if component is None or component.source is None:
+    for path, component in spec.written_components:
+        if component.source is None:
             continue
-        repository = _named(resolved, ("components", name, "source"), component.source, component.revision)
+        repository = _named(resolved, (*path, "source"), component.source, component.revision)
         if repository is not None:
-            yield functools.partial(_bring_config, repository, name, component.subfolder)
+            yield functools.partial(_bring_config, repository, str(path[1]), component.subfolder)
 
 
 def _named(resolved: Resolved, path: ConfigPath, text: str, revision: str | None) -> Repository | None:

@@ -79,7 +79,7 @@ def repositories(assembly: Assembly) -> list[Repository]:
         found[key] = replace(known, components=(*known.components, *components), is_pipeline=is_pipeline)
 
     add(assembly.source, ("pipeline", "source"))
-    for component in assembly.components:
+    for component in assembly.loaded:
         own = component.source is not assembly.source
         add(component.source, (*component.path, "source") if own else ("pipeline", "source"), component)
     return list(found.values())

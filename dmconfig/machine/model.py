@@ -25,19 +25,12 @@ from dmconfig.rates import (
     parse_flops,
 )
 from dmconfig.units import SIZE_FORMS
-from dmconfig.validation import Model, Size
+from dmconfig.validation import Model, Size, file_version
 
 MACHINE_VERSION = 1
 HOST, PEER, PAGEABLE = "host", "peer", "pageable"
 LINK_WORDS = (HOST, PEER, PAGEABLE)
 LINK_FORMS = f"{', '.join(LINK_WORDS)}, or two devices: cuda:0-cuda:1, cpu-cuda:0"
-
-
-def _version(value: object) -> object:
-    """Only the whole number: what merely equals 1 in Python (true, 1.0) is another value in a file."""
-    if type(value) is not int:
-        raise PydanticCustomError("literal_error", "", {"expected": str(MACHINE_VERSION)})
-    return value
 
 
 def _accelerator(value: object) -> str:
@@ -137,7 +130,7 @@ class DiskEntry(Model):
 class MachineFile(Model):
     """One machine."""
 
-    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description="Version of this file format.")
+    version: Annotated[Literal[1], file_version(MACHINE_VERSION)] = Field(description="Version of this file format.")
     name: str | None = Field(None, description="What a plan calls the machine. Default: the file's name.")
     devices: dict[Accelerator, AcceleratorEntry] = Field(
         default_factory=dict, description="Its accelerators, by device: cuda:0, mps, xpu:1. Default: none."

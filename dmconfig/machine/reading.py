@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from dmconfig.cards import Card, find_card, unknown_card
@@ -45,10 +44,21 @@ from dmconfig.machine.model import (
     MachineFile,
     link_of,
 )
-from dmconfig.paths import ROOT, ConfigPath
+from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved, as_read
 from dmconfig.units import format_bytes
-from dmconfig.validation import Model, keys, nearest_key, not_one_of, path_in, refused, wrong_type
+from dmconfig.validation import (
+    FileKind,
+    Model,
+    Section,
+    keys,
+    nearest_key,
+    not_one_of,
+    path_in,
+    refused,
+    validated,
+    wrong_type,
+)
 
 _FOLDER = "data/machines"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -118,7 +128,7 @@ def read_machine(file: str | Path) -> Inventory:
 
 def _inventory(document: Document) -> Inventory:
     resolved = as_read(document)
-    entries = _validated(resolved)
+    entries = validated(resolved, _MACHINE_FILE)
     problems = [*_contradictions(entries, resolved)]
     if problems:
         raise MachineError(problems)
@@ -211,46 +221,6 @@ def _unknown_name(text: str) -> Problem:
     what = f"{text!r} is no machine that dmconfig knows"
     why = f"known machines: {', '.join(machine_names())}; {known}"
     return Problem(code=Code.BAD_MACHINE, what=what, why=why, fix=fix, origin=f"--machine {text}")
-
-
-def _validated(resolved: Resolved) -> MachineFile:
-    data = resolved.data
-    if not isinstance(data, dict):
-        what = "the file is empty" if data is None else "the file is not a mapping"
-        fix = "start it with 'version: 1' and 'host: {memory: 64GiB}'"
-        raise MachineError([resolved.problem(Code.MISSING_KEY, ROOT, what, fix=fix)])
-    version = data.get("version")
-    if type(version) is int and version > MACHINE_VERSION:
-        what = f"this machine file is of version {version}; this dmconfig reads version {MACHINE_VERSION}"
-        fix = "upgrade dmconfig: pip install --upgrade dmconfig"
-        raise MachineError([resolved.problem(Code.UNSUPPORTED_VERSION, ("version",), what, fix=fix)])
-    problems = [
-        *_named_twice(resolved, "devices", parse_device, "device"),
-        *_named_twice(resolved, "links", link_of, "link"),
-    ]
-    try:
-        entries = MachineFile.model_validate(data)
-    except ValidationError as error:
-        problems += [_translate(detail, resolved) for detail in error.errors(include_url=False)]
-        raise MachineError(problems) from None
-    if problems:
-        raise MachineError(problems)
-    return entries
-
-
-def _named_twice(resolved: Resolved, section: str, read: Callable[[str], object], word: str) -> Iterator[Problem]:
-    """Yield a problem per key that means what an earlier one means (``0`` and ``cuda:0``)."""
-    keys = resolved.data.get(section)
-    seen: dict[object, str] = {}
-    for key in keys if isinstance(keys, dict) else ():
-        try:
-            meaning = read(key)
-        except ValueError:
-            continue  # the model says so
-        if meaning in seen:
-            what = f"{seen[meaning]!r} and {key!r} are the same {word}"
-            yield resolved.problem(Code.DUPLICATE_DEVICE, (section, key), what, fix="keep one of the two", key=True)
-        seen[meaning] = key
 
 
 def _contradictions(entries: MachineFile, resolved: Resolved) -> Iterator[Problem]:
@@ -373,3 +343,14 @@ def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
 def _model_at(path: ConfigPath) -> type[Model]:
     sections: dict[Any, type[Model]] = {"devices": AcceleratorEntry, "host": HostEntry, "disk": DiskEntry}
     return sections.get(path[0], MachineFile) if path else MachineFile
+
+
+_MACHINE_FILE = FileKind(
+    model=MachineFile,
+    version=MACHINE_VERSION,
+    noun="this machine file is of version",
+    beginning="'version: 1' and 'host: {memory: 64GiB}'",
+    sections=(Section(name="devices", read=parse_device), Section(name="links", read=link_of, word="link")),
+    translate=_translate,
+    error=MachineError,
+)

@@ -35,8 +35,8 @@ ONE_TEXT_CALL = frozenset(
 )  # fmt: skip
 """Pipelines with a negative prompt and guidance that by default encode no negative prompt."""
 
-DENOISER = "denoiser"
-TOKENS = {DENOISER: 4096, "text encoder": 512, "image encoder": 257, "decoder": 16384}
+DENOISER, DECODER = "denoiser", "decoder"
+TOKENS = {DENOISER: 4096, "text encoder": 512, "image encoder": 257, DECODER: 16384}
 """How many vectors a call takes through the weights, roughly: a 1024 px image in latent patches, a full prompt."""
 
 
@@ -70,7 +70,7 @@ def role_of(name: str) -> str:
         return DENOISER
     if "text_encoder" in name:
         return "text encoder"
-    return "image encoder" if "image_encoder" in name or "safety_checker" in name else "decoder"
+    return "image encoder" if "image_encoder" in name or "safety_checker" in name else DECODER
 
 
 def _steps(name: str, spec: Spec, facts: PipelineFacts) -> float:

@@ -1,34 +1,41 @@
 """The search behind ``auto``: the placement that moves weights for the fewest seconds per generation, proven.
 
 Every component that the file leaves open stays on an accelerator, is brought there whole or layer by layer from the
-cpu or the disk, runs on the cpu, or is split: its blocks stay in runs, one run per device and the first on the
-component's own, and the blocks after the last run are brought layer by layer. Among placements of the same price the
-one over the fewest devices wins, then the most even one.
+cpu or the disk, runs on the cpu, or is split. Of one that is split, blocks stay in runs, one run per device and the
+first on the component's own; what follows the last run, and blocks over some size, are brought layer by layer: from
+the cpu as far as it has room, and then from disk. Among placements of the same price the one over the fewest devices
+wins, then the most even one.
 
-Branch and bound, largest component first and split ones last, because they take what room is left. Exact for this
-choice of places, with one exception: of two components that are split, the one placed first takes all the room of the
-devices it is on.
+Branch and bound, largest component first; a narrow search first, so that the full one can leave out more. A component
+is split only where it has no room whole beside all that are not split, and takes its room after those: the one that
+is dearest to bring first, on the fewest devices that hold all of it, or else on all there are. For one component that
+is split the search is exact; where several are, what is left of a device by less than a block may go unused. Which of
+several splits of one price is the most even is not searched, and ties in general only so far.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.layout import Layout
+from dmconfig.plan.cuts import Blocks, Cut, Ends, Row
 from dmconfig.plan.model import Residency
 from dmconfig.plan.preferences import Even, Figures
 from dmconfig.plan.prices import Prices
 from dmconfig.plan.requests import Place, Request
-from dmconfig.plan.split import joined
-from dmconfig.plan.uses import Limits, Load, Use, Uses, with_place
+from dmconfig.plan.uses import Limits, Load, Use, Uses, kind_of, with_place
 
-MAX_VISITED = 20_000
-"""Places tried before the search settles for the best it has: about a second."""
-_HALVINGS = 30
+MAX_WORK = 200_000
+"""What a search may take before it settles for the best it has: less than a second. A place counts ``_PLACE``, a set of
+devices that is looked at for a split counts 1."""
+_PLACE = 16
+MAX_TIES = 500
+"""Places a search looks at that are at best as fast as the best so far, and over fewer devices or more even."""
+_LITTLE = 1000
+"""A component is not split to keep less than this part of it."""
 _EPSILON = 1e-9  # seconds; below it prices are the same
 
 Places = Mapping[str, Place]
@@ -60,115 +67,186 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the search is given. ``layouts`` are those of the components that may be split."""
+    """What the search is given. ``layouts`` are those of the components that may be split.
+
+    What stays of those that are ``together`` is on their own device.
+    """
 
     requests: Mapping[str, Request]
     loads: Mapping[str, Load]
     limits: Limits
     prices: Prices
     layouts: Mapping[str, Layout] = field(default_factory=dict)
+    together: frozenset[str] = frozenset()
 
 
 def fastest(question: Question) -> Fastest | None:
     """Return the placement with the lowest price, or None when nothing fits. The question is not changed."""
-    found = [outcome for order in _orders(question) if (outcome := _Search(question).run(order)) is not None]
-    if not found:
-        return None
-    best = min(found, key=lambda outcome: outcome.best.seconds)
-    return replace(best, visited=sum(outcome.visited for outcome in found), proven=all(o.proven for o in found))
+    search = _Search(question)
+    search.run(narrow=True)
+    search.run(narrow=False)
+    return search.outcome()
 
 
-def _orders(question: Question) -> Iterator[list[str]]:
-    """Pins first, then the largest; those that may be split last, each of them last once."""
-    names = sorted(question.requests, key=lambda name: (-question.loads[name].nbytes, name))
-    pins = [name for name in names if question.requests[name].pinned]
-    split = [name for name in names if name in question.layouts and name not in pins]
-    others = [name for name in names if name not in pins and name not in split]
-    if not split:
-        yield [*pins, *others]
-    for last in split:
-        yield [*pins, *others, *(name for name in split if name != last), last]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """How a component is split: where the run of each device ends, in order, and how the blocks after the last come."""
-
-    ends: tuple[tuple[str, int], ...]
-    brought: Place | None
+def _order(question: Question) -> list[str]:
+    """Pins first, then the largest."""
+    requests, loads = question.requests, question.loads
+    return sorted(requests, key=lambda name: (not requests[name].pinned, -loads[name].nbytes, name))
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """One way to place a component: its price, the devices beyond the first, and what devices hold then."""
+    """One way to place a component: its price, the devices beyond the first, and what devices hold then.
+
+    Without a place the component is split, after all that are not.
+    """
 
     seconds: float
     crossings: int
-    place: Place | _Cut
+    place: Place | Cut | None
     uses: Uses
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A placement of some components."""
+    """A placement of some components; ``pending`` are those that are to be split."""
 
-    places: Mapping[str, Place | _Cut]
+    places: Mapping[str, Place | Cut]
+    pending: tuple[str, ...]
     uses: Uses
     seconds: float
     crossings: int
 
     def after(self, name: str, option: _Option) -> _State:
         """Return the placement with one more component."""
+        if option.place is None:
+            return _State(self.places, (*self.pending, name), self.uses, self.seconds, self.crossings)
         return _State(
             {**self.places, name: option.place},
+            tuple(each for each in self.pending if each != name),
             option.uses,
             self.seconds + option.seconds,
             self.crossings + option.crossings,
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Least:
+    """What not staying costs at least, brought whole or otherwise, and whether staying is possible at all."""
+
+    nbytes: int
+    whole_s: float
+    in_layers_s: float
+    may_stay: bool
+
+    @property
+    def seconds(self) -> float:
+        """What it costs at least, however."""
+        return min(self.whole_s, self.in_layers_s)
+
+
 class _Search:
     """Depth first, the lowest price first; a branch that cannot beat the best is left."""
 
     def __init__(self, question: Question) -> None:
-        self.question, self.even = question, Even(question.limits.budgets)
+        self.question, self.even, self.order = question, Even(question.limits.budgets), _order(question)
         self.accelerators = [d for d in question.limits.budgets if is_accelerator(d) and question.limits.budgets[d]]
-        self.blocks = {name: _Blocks(layout) for name, layout in question.layouts.items()}
-        self._links = {
-            device: [question.prices.bandwidth(Place(device, Residency.PER_LEAF, storage)) for storage in (CPU, DISK)]
-            for device in question.limits.budgets
-            if is_accelerator(device)  # a pin may name one without a budget
-        }
-        self.visited = 0
+        self.offers = {device: max(0, question.limits.offer(device)) for device in self.accelerators}
+        layouts = {name: layout for name, layout in question.layouts.items() if not question.requests[name].pinned}
+        self.blocks = {name: Blocks(layout) for name, layout in layouts.items()}
+        self._kinds = {device: self._kind(device) for device in question.limits.budgets}
+        self.visited, self.proven = 0, True
+        self._narrow, self._work_left, self._ties_left = False, 0, 0
         self.best: tuple[Rank, _State] | None = None
         self.runner_up: tuple[Rank, _State] | None = None
+        self._prices_at = {name: self._prices_of(name) for name in self.blocks}
+        self._prices = {name: min(prices.values(), default=inf) for name, prices in self._prices_at.items()}
+        self._seconds = {
+            name: {place: question.prices.seconds(name, place, question.loads[name].nbytes) for place in request.places}
+            for name, request in question.requests.items()
+        }
         self._least = {name: self._least_away(name) for name in question.requests}
+        self._in_parts = {name: replace(self._least[name], whole_s=inf) for name in self.blocks}
+        self._nothing = _State({}, (), {device: Use() for device in question.limits.budgets}, 0.0, 0)
 
-    def run(self, order: Sequence[str]) -> Fastest | None:
-        """Search all placements; components in this order."""
-        nothing = _State({}, {device: Use() for device in self.question.limits.budgets}, 0.0, 0)
-        bound = self._bound(order, nothing)
-        self._descend(order, nothing)
+    def run(self, *, narrow: bool) -> None:
+        """Search for a better placement than is known. ``narrow``: of the ways to place a component only the first of
+        each price.
+        """
+        self._narrow, self._work_left, self._ties_left = narrow, MAX_WORK, MAX_TIES
+        self._descend(self.order, self._nothing)
+        self.proven = narrow or self._work_left > 0
+
+    def outcome(self) -> Fastest | None:
+        """Return what was found."""
         if self.best is None:
             return None
+        for state in [*self._one_apart(self.best[1])]:
+            self._record(state)
         return Fastest(
             best=self._runner(self.best[1]),
-            bound_seconds=bound,
+            bound_seconds=self._bound(self.order, self._nothing),
             runner_up=self._runner(self.runner_up[1]) if self.runner_up else None,
             visited=self.visited,
-            proven=self.visited < MAX_VISITED,
+            proven=self.proven,
         )
 
     def _descend(self, rest: Sequence[str], state: _State) -> None:
+        """Place what is left, whole or to be split."""
         if not rest:
+            self._split_next(state)
+            return
+        for option in self._options(rest[0], state):
+            self._go_on(rest[0], option, rest[1:], state, self._descend)
+
+    def _split_next(self, state: _State) -> None:
+        """Split what is to be split, the dearest to bring first."""
+        if not state.pending:
             self._record(state)
             return
-        for option in self._options(rest[0], state, is_last=len(rest) == 1):
-            after = state.after(rest[0], option)
-            if self.visited >= MAX_VISITED or not self._can_improve(rest[1:], after):
-                continue
+        names = sorted(state.pending, key=lambda name: (-self._prices[name], -self.question.loads[name].nbytes, name))
+        for name in names[:1] if self._narrow else names:
+            if self._has_room(name, state.uses):
+                continue  # whole it takes no more, and costs nothing
+            for option in self._cuts(name, state, is_last=len(names) == 1):
+                self._go_on(name, option, (), state, lambda _, after: self._split_next(after))
+
+    def _go_on(
+        self,
+        name: str,
+        option: _Option,
+        rest: Sequence[str],
+        state: _State,
+        go_on: Callable[[Sequence[str], _State], None],
+    ) -> None:
+        after = state.after(name, option)
+        if self._work_left > 0 and self._can_improve(rest, after):
             self.visited += 1
-            self._descend(rest[1:], after)
+            go_on(rest, after)
+
+    def _one_apart(self, state: _State) -> Iterator[_State]:
+        """Yield the placements in which one component is elsewhere, whole: those that a search need not look at."""
+        for name, here in state.places.items():
+            uses = self._uses_without(name, state)
+            seconds = state.seconds - (self._seconds[name][here] if isinstance(here, Place) else here.seconds)
+            crossings = state.crossings - (0 if isinstance(here, Place) else len(here.ends) - 1)
+            places = {other: place for other, place in state.places.items() if other != name}
+            for place in self._distinct(self.question.requests[name].places, uses):
+                after = with_place(uses, place, self.question.loads[name])
+                if place != here and self.question.limits.hold(after, {place.device, place.storage_device}):
+                    price = seconds + self._seconds[name][place]
+                    yield _State({**places, name: place}, (), after, price, crossings)
+
+    def _uses_without(self, name: str, state: _State) -> Uses:
+        uses: Uses = self._nothing.uses
+        for other, place in state.places.items():
+            if other == name:
+                continue
+            if isinstance(place, Place):
+                uses = with_place(uses, place, self.question.loads[other])
+            else:
+                uses = self._with_parts(other, place.home, place.held, place.layer, uses)
+        return uses
 
     def _record(self, state: _State) -> None:
         rank = (round(state.seconds, 9), state.crossings, self.even.figures(state.uses))
@@ -181,7 +259,7 @@ class _Search:
 
     def _runner(self, state: _State) -> Runner:
         places = {
-            name: {"": place} if isinstance(place, Place) else self.blocks[name].places(place.ends, place.brought)
+            name: {"": place} if isinstance(place, Place) else self.blocks[name].places(place)
             for name, place in state.places.items()
         }
         return Runner(places, state.seconds)
@@ -195,11 +273,17 @@ class _Search:
         bound = self._bound(rest, state)
         if abs(bound - seconds) > _EPSILON:
             return bound < seconds
+        self._ties_left -= 1
+        if self._ties_left < 0:
+            return False
+        left = (*rest, *state.pending)
         must_stay = abs(state.seconds - seconds) <= _EPSILON and all(
-            self._least[name].seconds > _EPSILON for name in rest
+            self._least[name].seconds > _EPSILON for name in left
         )
-        more = sum(self.question.loads[name].nbytes for name in rest) if must_stay else 0
-        return (state.crossings, self.even.bound(state.uses, more)) < (crossings, figures)
+        more = sum(self.question.loads[name].nbytes for name in left) if must_stay else 0
+        # one that is split and stays is over two devices or more
+        further = len(state.pending) if must_stay else 0
+        return (state.crossings + further, self.even.bound(state.uses, more)) < (crossings, figures)
 
     def _bound(self, rest: Sequence[str], state: _State) -> float:
         """A price that no placement falls below which goes on from here.
@@ -207,218 +291,297 @@ class _Search:
         What is left needs room on the accelerators; the bytes for which there is none are at best the cheapest to
         have elsewhere, as if components could be cut anywhere.
         """
-        room = sum(max(0, self.question.limits.offer(d) - state.uses[d].held) for d in self.accelerators)
-        seconds, cheapest = state.seconds, list[tuple[float, int]]()
+        uses = [(offer, state.uses[device]) for device, offer in self.offers.items()]
+        room, turn = (
+            sum(max(0, offer - use.need) for offer, use in uses),
+            max((use.need - use.held for _, use in uses), default=0),
+        )
+        seconds, staying = state.seconds, [self._in_parts[name] for name in state.pending]
+        room -= sum(least.nbytes for least in staying)
         for name in rest:
-            least, nbytes = self._least[name], self.question.loads[name].nbytes
-            if not least.may_stay:
+            least = self._least[name]
+            if least.may_stay:
+                room -= least.nbytes
+                staying.append(least)
+            else:
                 seconds += least.seconds
-                continue
-            room -= nbytes
-            cheapest.append((least.seconds / nbytes if nbytes else 0.0, nbytes))
-        excess = -room
-        for price, nbytes in sorted(cheapest):
-            if excess <= 0:
-                break
-            seconds += price * min(nbytes, excess)
-            excess -= nbytes
-        return seconds
+                turn = max(turn, least.nbytes)
+        return seconds if room >= 0 else seconds + _in_turns(-room, staying, turn)
 
     def _least_away(self, name: str) -> _Least:
         """What a component costs at least when it does not stay, and whether it can stay on an empty machine."""
         request, load, limits = self.question.requests[name], self.question.loads[name], self.question.limits
-        roomy = max((limits.offer(device) for device in self.accelerators), default=0)
-        splits = name in self.blocks and not request.pinned
-        stays = [place for place in request.places if _stays(place) and load.nbytes <= limits.offer(place.device)]
-        away = [
-            self.question.prices.seconds(name, place, load.nbytes)
-            for place in request.places
-            if not _stays(place) and (load.peak_bytes(place.residency) <= roomy or place.device == CPU)
+        roomy = max(self.offers.values(), default=0)
+        splits = name in self.blocks
+        stays = [
+            place for place in request.places if _stays(place) and load.nbytes <= max(0, limits.offer(place.device))
         ]
-        return _Least(min(away, default=float("inf")), may_stay=bool(stays) or splits)
+        away = [
+            place
+            for place in request.places
+            if not _stays(place)
+            and (load.peak_bytes(place.residency) <= roomy or place.device == CPU or (splits and _is_brought(place)))
+        ]
+        seconds = self._seconds[name]
+        whole = [seconds[place] for place in away if place.residency is Residency.WHILE_RUNNING]
+        others = [seconds[place] for place in away if place.residency is not Residency.WHILE_RUNNING]
+        return _Least(
+            nbytes=load.nbytes,
+            whole_s=min(whole, default=inf),
+            in_layers_s=min(others, default=inf),
+            may_stay=bool(stays) or splits,
+        )
 
-    # ---------------------------------------------------------------- options
+    # ---------------------------------------------------------------- whole components
 
-    def _options(self, name: str, state: _State, *, is_last: bool) -> list[_Option]:
-        """Return the ways to place a component within the limits, the best first."""
-        request, load, uses = self.question.requests[name], self.question.loads[name], state.uses
-        options = [*self._whole(name, self._distinct(request.places, uses), load, uses)]
-        if name in self.blocks and not request.pinned:
-            options += self._split(name, state, is_last=is_last)
-        return sorted(options, key=lambda o: (round(o.seconds, 9), o.crossings, self.even.figures(o.uses)))
+    def _options(self, name: str, state: _State) -> list[_Option]:
+        """Return the ways to place a component within the limits, the best first; to split it is the last resort of
+        those that may be for nothing.
+        """
+        options = [*self._whole(name, state)]
+        options.sort(key=lambda o: (round(o.seconds, 9), o.crossings, self.even.figures(o.uses)))
+        self._work_left -= _PLACE * len(options)
+        if self._narrow:
+            options = [*_first_of_each_price(options)]
+        if name in self.blocks:
+            free = sum(option.seconds <= _EPSILON for option in options)
+            options.insert(free, _Option(0.0, 0, None, state.uses))
+        return options
 
-    def _whole(self, name: str, places: Iterable[Place], load: Load, uses: Uses) -> Iterator[_Option]:
-        for place in places:
-            after = with_place(uses, place, load)
-            if self.question.limits.hold(after, {place.device, place.storage_device}):
-                yield _Option(self.question.prices.seconds(name, place, load.nbytes), 0, place, after)
+    def _whole(self, name: str, state: _State) -> Iterator[_Option]:
+        load, seconds = self.question.loads[name], self._seconds[name]
+        most = inf if self.best is None else self.best[0][0] - state.seconds + _EPSILON
+        for place in self._distinct(self.question.requests[name].places, state.uses):
+            if seconds[place] <= most:
+                after = with_place(state.uses, place, load)
+                if self.question.limits.hold(after, {place.device, place.storage_device}):
+                    yield _Option(seconds[place], 0, place, after)
+
+    def _has_room(self, name: str, uses: Uses) -> bool:
+        """Tell whether a component can stay whole somewhere."""
+        load, limits = self.question.loads[name], self.question.limits
+        stays = (place for place in self.question.requests[name].places if _stays(place))
+        return any(load.nbytes <= limits.room(place.device, uses, load.working.get(place.device, 0)) for place in stays)
 
     def _distinct(self, places: Sequence[Place], uses: Uses) -> Iterator[Place]:
-        """Of accelerators alike in room, use and links one is as good as another."""
+        """Of accelerators that are alike, and hold the same so far, one is as good as another."""
         seen: set[object] = set()
         for place in places:
-            alike = (place.residency, place.storage, self._kind(place.device, uses))
+            alike = (place.residency, place.storage, self._kinds[place.device], uses[place.device])
             if alike not in seen or len(places) == 1:
                 seen.add(alike)
                 yield place
 
-    def _kind(self, device: str, uses: Uses) -> object:
+    def _kind(self, device: str) -> object:
+        """What sets a device apart from others; equal for those that are alike."""
+        limits, prices = self.question.limits, self.question.prices
+        kind = kind_of(device, limits, self.question.loads)
         if not is_accelerator(device):
-            return device
-        return self.question.limits.budgets[device], uses[device], (*self._links[device],)
+            return kind
+        return kind, *(prices.bandwidth(Place(device, Residency.PER_LEAF, storage)) for storage in (CPU, DISK))
 
-    def _split(self, name: str, state: _State, *, is_last: bool) -> Iterator[_Option]:
-        """Yield the ways to split a component, over all devices or, where another is split after it, over some."""
-        storages = dict.fromkeys(
-            place.storage for place in self.question.requests[name].places if place.residency is Residency.PER_LEAF
+    # ---------------------------------------------------------------- components in parts
+
+    def _prices_of(self, name: str) -> Mapping[Place, float]:
+        """What a byte of a component costs that is brought in layers, by the way it comes; the cheapest first.
+
+        What rests in the host's memory stays as well on an accelerator that shares it.
+        """
+        request, price, unified = (
+            self.question.requests[name],
+            self.question.prices.seconds,
+            self.question.limits.unified,
         )
-        rooms = self._rooms(name, state.uses)
-        allowance = self.best[0][0] - state.seconds if self.best is not None else float("inf")
-        for first in self._distinct([Place(device) for device in self.accelerators], state.uses):
-            others = [device for device in self.accelerators if device != first.device]
-            for subset in [others] if is_last else _subsets(others):
-                some = {device: rooms[device] for device in subset}
-                yield from self._staying(name, first.device, rooms[first.device], some, state.uses)
-                for storage in storages:
-                    brought = Place(first.device, Residency.PER_LEAF, storage)
-                    yield from self._streamed(name, brought, some, state.uses, allowance)
+        ways = (p for p in request.places if _is_brought(p) and not (p.storage == CPU and p.device in unified))
+        prices = {place: price(name, place, 1) for place in ways}
+        return dict(sorted(prices.items(), key=lambda each: (each[1], each[0].storage)))
 
-    def _staying(self, name: str, first: str, room: int, rooms: Mapping[str, int], uses: Uses) -> Iterator[_Option]:
-        """All blocks stay, over as few of the devices as will do, and evenly over these."""
-        blocks = self.blocks[name]
+    def _cuts(self, name: str, state: _State, *, is_last: bool) -> list[_Option]:
+        """Return the ways to split a component, the best first: those that keep all of it, or else those that bring
+        some.
+        """
+        homes = [place.device for place in self._distinct([Place(d) for d in self.accelerators], state.uses)]
+        is_together = name in self.question.together
+        cuts = []
+        if not is_together:
+            cuts = [option for home in homes for option in self._staying(name, home, state.uses, is_last=is_last)]
+        for beside in () if cuts else sorted({0, self._largest_layer(name, state.pending)}):
+            for home in homes:
+                rooms = {} if is_together else self._rooms(name, state.uses)
+                rooms.pop(home, None)
+                cuts += self._streamed(name, home, rooms, state, beside)
+        self._work_left -= _PLACE * (len(cuts) + len(homes))
+        cuts.sort(key=lambda o: (round(o.seconds, 9), o.crossings, self.even.figures(o.uses)))
+        return cuts[:1] if is_last or self._narrow else cuts
+
+    def _staying(self, name: str, home: str, uses: Uses, *, is_last: bool) -> Iterator[_Option]:
+        """All blocks stay, over the fewest devices that hold them: evenly, or as far as each has room."""
+        blocks, rooms = self.blocks[name], self._rooms(name, uses)
+        row, room = blocks.rows[0], rooms.pop(home)
         if blocks.outside + blocks.total > room + sum(rooms.values()) or blocks.outside > room:
             return
-        runs = blocks.longest(room - blocks.outside, rooms)
-        if runs[-1][1] == blocks.count and len(runs) > 1:
-            over = [(first, room), *((device, rooms[device]) for device, _ in runs[1:])]
-            yield from self._option(name, _Cut(blocks.evenly(over), None), uses)
+        fewest = len(rooms) + 1
+        for runs in self._runs(row, room - blocks.outside, rooms):
+            if len(runs) > fewest:
+                return
+            if runs[-1][1] == row.count:
+                fewest = len(runs)
+                over = [(home, room), *((device, rooms[device]) for device, _ in runs[1:])]
+                ways = [row.evenly(over, blocks.outside)]
+                if not (is_last or self._narrow):
+                    ways.append(((home, runs[0][1]), *runs[1:]))  # what is left is on the last one
+                options = (self._option(name, home, row, ends, uses) for ends in ways)
+                yield from (option for option in options if option is not None)
+                if is_last:
+                    return
+
+    def _largest_layer(self, name: str, pending: Sequence[str]) -> int:
+        """The room that those that are split later need somewhere, if all of them is brought."""
+        return max((self.blocks[other].rows[0].leaves[0] for other in pending if other != name), default=0)
 
     def _streamed(
-        self, name: str, brought: Place, rooms: Mapping[str, int], uses: Uses, allowance: float
+        self, name: str, home: str, rooms: Mapping[str, int], state: _State, beside: int = 0
     ) -> Iterator[_Option]:
-        """The first blocks stay, in runs over all of the devices, and the others are brought from where they rest."""
-        blocks, load = self.blocks[name], self.question.loads[name]
-        parts = Load(nbytes=0, largest_leaf_bytes=blocks.leaf, group_bytes=0, stays=load.stays, working=load.working)
-        with_leaf = with_place(uses, replace(brought, storage=brought.device), parts)[brought.device]
-        room = self.question.limits.offer(brought.device) - with_leaf.need - blocks.outside
-        least = max(0, blocks.total - max(room, 0) - sum(rooms.values()))
-        if room < 0 or self.question.prices.seconds(name, brought, least) > allowance + _EPSILON:
-            return
-        runs = blocks.longest(room, rooms)
-        if runs[-1][1] < blocks.count:  # else all stay: that is the other way, with more room
-            yield from self._option(name, _Cut(((brought.device, runs[0][1]), *runs[1:]), brought), uses)
+        """The first blocks stay, of all or of those up to some size, and the others are brought: as few as can be.
 
-    def _option(self, name: str, cut: _Cut, uses: Uses) -> Iterator[_Option]:
-        blocks, load, after = self.blocks[name], self.question.loads[name], dict(uses)
-        held, start = blocks.outside, 0
-        for device, end in cut.ends:
-            held += blocks.sums[end] - blocks.sums[start]
-            after[device] = after[device].with_held(held, load.working.get(device, 0))
-            held, start = 0, end
-        away, seconds = blocks.total - blocks.sums[start], 0.0
-        if cut.brought is not None:
-            streamed = replace(load, nbytes=away, largest_leaf_bytes=blocks.leaf, group_bytes=away)
-            after = dict(with_place(after, cut.brought, streamed))
-            seconds = self.question.prices.seconds(name, cut.brought, away)
-        if self.question.limits.hold(after, after):
-            yield _Option(seconds, len(cut.ends) - 1, cut, after)
-
-    def _rooms(self, name: str, uses: Uses) -> Mapping[str, int]:
-        """What the accelerators have left for parts of a component that stay."""
-        offer, working = self.question.limits.offer, self.question.loads[name].working
-        return {
-            device: max(0, offer(device) - uses[device].with_held(0, working.get(device, 0)).need)
-            for device in self.accelerators
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class _Least:
-    """What not staying costs at least, and whether staying is possible at all."""
-
-    seconds: float
-    may_stay: bool
-
-
-def _stays(place: Place) -> bool:
-    return place.residency is Residency.ALWAYS and is_accelerator(place.device)
-
-
-class _Blocks:
-    """The blocks of a layout, with their running sum."""
-
-    def __init__(self, layout: Layout) -> None:
-        blocks = layout.blocks()
-        self.layout, self.paths, self.count = layout, [block.path for block in blocks], len(blocks)
-        self.leaf = max((block.largest_leaf_bytes for block in blocks), default=0)
-        self.sums = [0, *itertools.accumulate(block.nbytes for block in blocks)]
-        self.total = self.sums[-1]
-        self.outside = sum(module.own_bytes for module in layout.modules) - self.total
-
-    def longest(self, first_room: int, rooms: Mapping[str, int]) -> list[tuple[str, int]]:
-        """Return runs that together hold the most blocks from the start: device and where its run ends.
-
-        The first run is on the component's own device, under the name ""; the order of the others is the best there
-        is, found over all sets of them, and of those the fewest that do. Of devices with equal room the first is used
-        first.
+        ``rooms`` are those of other devices that may hold some; ``beside`` is left for a layer of another component
+        that comes to the same device.
         """
-        best = [("", self._end(0, first_room))]
-        reach = {frozenset[str](): best}
-        for _ in rooms:
-            wider: dict[frozenset[str], list[tuple[str, int]]] = {}
-            for used, runs in reach.items():
-                for device in _first_of_equals(rooms, used):
-                    longer = [*runs, (device, self._end(runs[-1][1], rooms[device]))]
-                    known = wider.get(used | {device})
-                    if known is None or longer[-1][1] > known[-1][1]:
-                        wider[used | {device}] = longer
-            reach = wider
-            best = max([best, *reach.values()], key=lambda runs: runs[-1][1])
-            if best[-1][1] == self.count:
-                break
-        return best
+        uses = {**state.uses, home: state.uses[home].with_brought(beside)} if beside else state.uses
+        price, most = self._prices[name], inf
+        if self.best is not None:
+            most = (self.best[0][0] - state.seconds + _EPSILON) / price
+        for row in self.blocks[name].rows:
+            if row.aside_bytes > most:
+                return
+            runs = self._longest(name, home, row, rooms, uses, most=most)
+            option = None if runs is None else self._option(name, home, row, ((home, runs[0][1]), *runs[1:]), uses)
+            if option is not None:
+                most = min(most, option.seconds / price)
+                yield option
 
-    def evenly(self, rooms: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-        """Return runs over these devices, in order, that fill the smallest share of each; all blocks have room."""
-        low, high, best = 0.0, 1.0, self._filled(rooms, 1.0)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            runs = self._filled(rooms, middle)
-            low, high, best = (low, middle, runs) if runs[-1][1] == self.count else (middle, high, best)
-        return best
+    def _longest(
+        self, name: str, home: str, row: Row, rooms: Mapping[str, int], uses: Uses, *, most: float
+    ) -> Ends | None:
+        """Return the runs that hold the most, beside room on their own device for the largest layer that is brought.
 
-    def places(self, ends: Iterable[tuple[str, int]], brought: Place | None) -> Places:
-        """Return the place of each part of a component that is cut so."""
-        places, start, first = dict[str, Place](), 0, ""
+        Which layers are brought depends on the room, and the room on them: the smallest that comes out is the one.
+        None where no device has the room, or more than ``most`` is brought.
+        """
+        outside, others, layer = self.blocks[name].outside, sum(rooms.values()), 0
+        room = self._room_beside(name, home, 0, uses) - outside
+        layer = row.layer_beside(room + others)
+        while True:
+            room = self._room_beside(name, home, layer, uses) - outside
+            if room < 0 or row.aside_bytes + row.total - room - others > most:
+                return None
+            runs = max(self._runs(row, room, rooms), key=lambda runs: runs[-1][1])
+            if row.leaves[runs[-1][1]] <= layer:
+                return runs
+            layer = row.leaves[runs[-1][1]]
+
+    def _room_beside(self, name: str, home: str, layer: int, uses: Uses) -> int:
+        """What a device has left beside a layer of a component that comes and goes."""
+        working = self.question.loads[name].working.get(home, 0)
+        return self.question.limits.room(home, self._with_parts(name, home, {}, layer, uses), working)
+
+    def _option(self, name: str, home: str, row: Row, ends: Ends, uses: Uses) -> _Option | None:
+        """Return the split with these runs, what is brought resting where there is room; None where there is none."""
+        blocks, start = self.blocks[name], 0
+        held = {home: blocks.outside}
         for device, end in ends:
-            first = first or device
-            places |= dict.fromkeys(self.paths[start:end], Place(device))
+            held[device] = held.get(device, 0) + row.sums[end] - row.sums[start]
             start = end
-        if brought is not None:
-            places |= dict.fromkeys(self.paths[start:], brought)
-        return joined(self.layout, places, Place(first))
+        away, layer, seconds = row.away(start), row.leaves[start], 0.0
+        resting: list[tuple[Place, int]] = []
+        for place, items in self._resting(name, home, away, self._with_parts(name, home, held, layer, uses)):
+            held[place.storage] = blocks.nbytes(items)
+            seconds += held[place.storage] * self._prices_at[name][place]
+            resting.append((place, len(items)))
+        keeps_little = len(resting) == 1 and row.sums[start] * _LITTLE < blocks.total
+        if keeps_little or sum(count for _, count in resting) < len(away):
+            return None  # what is brought as a whole is tried as a place
+        after = self._with_parts(name, home, held, layer, uses)
+        if not self.question.limits.hold(after, after):
+            return None
+        return _Option(seconds, len(ends) - 1, Cut(home, row, ends, tuple(resting), held, layer, seconds), after)
 
-    def _filled(self, rooms: Sequence[tuple[str, int]], share: float) -> tuple[tuple[str, int], ...]:
-        runs, start, taken = list[tuple[str, int]](), 0, self.outside
-        for device, room in rooms:
-            start, taken = self._end(start, int(room * share) - taken), 0
-            runs.append((device, start))
-        return tuple(runs)
+    def _with_parts(self, name: str, home: str, held: Mapping[str, int], layer: int, uses: Uses) -> Uses:
+        """Return uses after a component that holds so much on each device, and of which a layer comes to its own."""
+        load, after = self.question.loads[name], dict(uses)
+        for device, nbytes in held.items():
+            after[device] = after[device].with_held(nbytes, load.working.get(device, 0))
+        if layer and load.stays:
+            after[home] = after[home].with_held(layer, load.working.get(home, 0))
+        elif layer:
+            after[home] = after[home].with_brought(layer, load.working.get(home, 0))
+        return after
 
-    def _end(self, start: int, room: int) -> int:
-        """Where a run ends that starts there and has so much room."""
-        return max(start, bisect.bisect_right(self.sums, self.sums[start] + room) - 1)
+    def _resting(self, name: str, home: str, items: Sequence[int], uses: Uses) -> Iterator[tuple[Place, Sequence[int]]]:
+        """Yield where items rest: in order, as many as there is room for on the fastest, then on the next."""
+        blocks, ways = self.blocks[name], self._prices_at[name]
+        for place in (place for place in ways if place.device == home):
+            room, count = self.question.limits.room(place.storage, uses), 0
+            while count < len(items) and blocks.items[items[count]].nbytes <= room:
+                room -= blocks.items[items[count]].nbytes
+                count += 1
+            if count:
+                yield place, items[:count]
+            items = items[count:]
+
+    def _runs(self, row: Row, first_room: int, rooms: Mapping[str, int]) -> Iterator[Ends]:
+        for runs in row.runs(first_room, rooms):
+            self._work_left -= 1
+            yield runs
+
+    def _rooms(self, name: str, uses: Uses) -> dict[str, int]:
+        """What the accelerators have left for parts of a component that stay."""
+        working, limits = self.question.loads[name].working, self.question.limits
+        return {device: limits.room(device, uses, working.get(device, 0)) for device in self.accelerators}
 
 
-def _first_of_equals(rooms: Mapping[str, int], used: frozenset[str]) -> Iterable[str]:
-    """The devices that are not used yet, of those with equal room the first."""
-    by_room: dict[int, str] = {}
-    for device, room in rooms.items():
-        if device not in used:
-            by_room.setdefault(room, device)
-    return by_room.values()
+def _in_turns(excess: int, staying: Sequence[_Least], turn: int) -> float:
+    """What it costs at least that so many bytes do not stay, of components that otherwise would.
+
+    The largest that is brought whole takes as much room as if it stayed, but for what comes in ``turn`` with it: it
+    makes room for smaller ones only.
+    """
+    bounds = [_relief(excess, [(least.in_layers_s, least.nbytes) for least in staying])]
+    for largest in staying:
+        if largest.whole_s < bounds[0]:
+            others = [
+                (least.seconds if least.nbytes <= largest.nbytes else least.in_layers_s, least.nbytes)
+                for least in staying
+                if least is not largest
+            ]
+            bounds.append(largest.whole_s + _relief(excess - turn, others))
+    return min(bounds)
 
 
-def _subsets(devices: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for size in range(len(devices) + 1):
-        yield from itertools.combinations(devices, size)
+def _relief(excess: int, ways: Iterable[tuple[float, int]]) -> float:
+    """What it costs at least that so many bytes do not stay, given the price and the bytes of each that may not."""
+    if excess <= 0:
+        return 0.0
+    seconds = 0.0
+    for price, nbytes in sorted((price / nbytes if nbytes else 0.0, nbytes) for price, nbytes in ways):
+        seconds += price * min(nbytes, excess)
+        excess -= nbytes
+        if excess <= 0:
+            return seconds
+    return inf
+
+
+def _first_of_each_price(options: Iterable[_Option]) -> Iterator[_Option]:
+    last = None
+    for option in options:
+        if option.seconds != last:
+            yield option
+        last = option.seconds
+
+
+def _stays(place: object) -> bool:
+    return isinstance(place, Place) and place.residency is Residency.ALWAYS and is_accelerator(place.device)
+
+
+def _is_brought(place: object) -> bool:
+    return isinstance(place, Place) and place.residency is Residency.PER_LEAF

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.plan.preferences import Even, Preference
 from dmconfig.plan.requests import Place, Request
-from dmconfig.plan.uses import Choice, Limits, Load, Use, Uses, with_place
+from dmconfig.plan.uses import Choice, Limits, Load, Use, Uses, kind_of, with_place
 
 _Cost = tuple[float, ...]
-_ROUNDING = 1e-12
+_DIGITS = 9
+"""Shares that differ by less are the same: what is a sum of floats depends on their order."""
 
 MAX_STEPS = 5_000
 """Placements tried before the search settles for the best it has: a fraction of a second."""
@@ -59,10 +60,11 @@ class _Search:
         self.steps = 0
         self._best_cost: _Cost | None = None
         self._open_to = {device: self._components_open_to(device) for device in limits.budgets}
+        self._kinds = {device: kind_of(device, limits, loads) for device in limits.budgets}
 
     def descend(self, rest: Sequence[str], choice: Choice, uses: Uses, away: int) -> None:
         if not rest:
-            cost = (away, _on_disk(uses), *self.preference.figures(uses))
+            cost = _rounded(away, _on_disk(uses), *self.preference.figures(uses))
             if self._best_cost is None or cost < self._best_cost:
                 self.best, self._best_cost = choice, cost
             return
@@ -85,7 +87,7 @@ class _Search:
             after = with_place(uses, place, load)
             if self.limits.hold(after, {place.device, place.storage_device}):
                 moved = 0 if is_accelerator(place.storage_device) else load.nbytes
-                steps.append(((moved, _on_disk(after), *self.preference.figures(after)), place, after, moved))
+                steps.append((_rounded(moved, _on_disk(after), *self.preference.figures(after)), place, after, moved))
         return sorted(steps, key=lambda step: step[0])
 
     def _can_improve(self, rest: Sequence[str], uses: Uses, away: int) -> bool:
@@ -96,7 +98,7 @@ class _Search:
             figures = self.preference.bound(uses, sum(self.loads[name].nbytes for name in rest))
         else:
             figures = self.preference.figures(uses)
-        return (away, _on_disk(uses), *(figure + _ROUNDING for figure in figures)) < self._best_cost
+        return _rounded(away, _on_disk(uses), *figures) < self._best_cost
 
     def _components_open_to(self, device: str) -> frozenset[object]:
         return frozenset(
@@ -107,16 +109,20 @@ class _Search:
         )
 
     def _distinct(self, places: Sequence[Place], uses: Uses) -> Iterator[Place]:
-        """Of accelerators with the same budget and use, open to the same components, one is as good as another."""
+        """Of accelerators that are alike and hold the same, open to the same components, one is as good as another."""
         seen: set[object] = set()
         for place in places:
             device = place.device
             kind = (place.residency, place.storage_device if not is_accelerator(place.storage_device) else "")
             apart = device == CPU or self.preference.kind(device)
-            alike = (self.limits.budgets[device], uses[device], self._open_to[device], kind, apart)
+            alike = (self._kinds[device], uses[device], self._open_to[device], kind, apart)
             if alike not in seen or len(places) == 1:
                 seen.add(alike)
                 yield place
+
+
+def _rounded(*figures: float) -> _Cost:
+    return tuple(round(figure, _DIGITS) for figure in figures)
 
 
 def _on_disk(uses: Uses) -> int:

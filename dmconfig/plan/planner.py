@@ -12,11 +12,11 @@ from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout, nearest_ancestor
 from dmconfig.paths import ConfigPath
-from dmconfig.plan.calls import DENOISER, role_of
 from dmconfig.plan.fastest import Places
 from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Proof, Residency
 from dmconfig.plan.reasons import reason_of
+from dmconfig.plan.requests import refusal
 from dmconfig.plan.task import Solution, Task
 from dmconfig.plan.uses import uses_of
 from dmconfig.resolve import Resolved
@@ -79,9 +79,23 @@ def make_task(
         *_cast_on_disk(resolved, spec, footprints),
         *wrong_parts(resolved, spec, assembly, layouts),
     ]
+    task = Task(spec=spec, assembly=assembly, footprints=footprints, inventory=inventory, layouts=layouts)
+    wrong = wrong or [*_nowhere_allowed(resolved, task)]
     if wrong:
         raise PlanError(wrong)
-    return Task(spec=spec, assembly=assembly, footprints=footprints, inventory=inventory, layouts=layouts)
+    return task
+
+
+def _nowhere_allowed(resolved: Resolved, task: Task) -> Iterator[Problem]:
+    """A component that what is asked of it allows nowhere on this machine: on the cpu, where there is nothing else."""
+    for component in task.assembly.modules:
+        request = task.requests.get(component.name) if component.refused else None
+        reason = refusal(request.places[0], component.refused) if request is not None else None
+        if reason is not None:
+            what = f"{component.name!r} has no place on {task.inventory.name}: {reason}"
+            path: ConfigPath = ("quantization", component.name) if component.quantization else component.path
+            fix = "plan for a machine with an accelerator, or change what is asked of the component"
+            yield resolved.problem(Code.PLACE_REFUSED, path, what, fix=fix)
 
 
 def _proof(solution: Solution) -> Proof | None:
@@ -274,10 +288,18 @@ def _notes(solution: Solution, task: Task) -> Iterator[str]:
     for name in task.spread_components:
         if not task.layouts[name].can_split:
             yield f"{name} is placed whole: its class does not say which of its modules stay whole (_no_split_modules)"
-    for name, layout in task.layouts.items():
-        whole = task.spec.may_split(name) and role_of(name) == DENOISER and not layout.can_split
-        if whole and choice[name].residency is not Residency.ALWAYS:
-            yield f"{name} is not split: its class does not say which of its modules stay whole (_no_split_modules)"
+    for name in task.names:
+        if (
+            task.spec.may_split(name)
+            and task.is_worth_a_split(name)
+            and task.usable
+            and choice[name].residency is not Residency.ALWAYS
+        ):
+            layout = task.layouts.get(name)
+            if layout is None:
+                yield f"{name} is not split: how its class lays it out is not known without building it"
+            elif not layout.can_split:
+                yield f"{name} is not split: its class does not say which of its modules stay whole (_no_split_modules)"
     if DISK in task.spec.max_memory and task.limits.budgets[DISK] and not _on_disk(solution):
         yield "max_memory.disk is not needed: nothing rests on disk"
     if task.spec.offload_folder is not None and not _written_bytes(solution, task):

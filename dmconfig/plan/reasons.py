@@ -63,11 +63,11 @@ def _fastest(name: str, solution: Solution, task: Task, parts: tuple[Part, ...])
         stay = _listed(part.execution_device for part in parts if part.residency is Residency.ALWAYS)
         if not away:
             return f"{_no_room(name, task)}; its blocks stay on {stay}"
-        amount, storage = format_bytes(sum(part.nbytes for part in away)), away[0].storage_device
-        return (
-            f"{_no_room(name, task)}; what fits stays on {stay}, {amount} come from {storage} on each of {calls:g} "
-            f"calls: {seconds}"
-        )
+        storages = sorted({part.storage_device for part in away})
+        amounts = [format_bytes(sum(p.nbytes for p in away if p.storage_device == storage)) for storage in storages]
+        come = " and ".join(f"{amount} from {storage}" for amount, storage in zip(amounts, storages, strict=True))
+        often = f" on each of {calls:g} calls" if calls != 1 else ""
+        return f"{_no_room(name, task)}; what fits stays on {stay}, and layer by layer come {come}{often}: {seconds}"
     if place.residency is Residency.ALWAYS and is_accelerator(place.device):
         return "fits, so nothing of it moves"
     if place.device == CPU:

@@ -78,6 +78,23 @@ def requests_of(spec: Spec, components: tuple[str, ...], usable: tuple[str, ...]
     return result
 
 
+def allowed(request: Request, refused: Mapping[str, str]) -> Request:
+    """Return a request without the places that a component does not allow; ``refused`` are words of the file.
+
+    One without any place left stays as it is: that is a problem to be told.
+    """
+    places = tuple(place for place in request.places if refusal(place, refused) is None)
+    return Request(places, request.origin) if places else request
+
+
+def refusal(place: Place, refused: Mapping[str, str]) -> str | None:
+    """Return why a component does not allow a place, or None."""
+    if place.residency is not Residency.ALWAYS and place.storage == DISK and DISK in refused:
+        return refused[DISK]
+    ways = {residency: word for word, residency in _OFFLOAD.items()}
+    return refused.get(ways.get(place.residency, "")) or (refused.get(CPU) if place.device == CPU else None)
+
+
 def spread_components(spec: Spec, components: tuple[str, ...]) -> Mapping[str, PlacementSpec]:
     """Return the entries of the components that are spread over a list of devices; they take what others leave."""
     entries = {name: spec.placements.get(name) for name in components}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dmconfig.layout import Block, Layout, chain_bytes, is_within, nearest_ancestor
+from dmconfig.layout import Block, Layout, chain_bytes, nearest_ancestor
 from dmconfig.plan.requests import Place
 from dmconfig.plan.uses import Load
 
@@ -28,9 +29,10 @@ def part_loads(
     """
     moving: dict[str, dict[str, int]] = {path: {} for path in ("", *paths)}
     staying: Counter[str] = Counter()
+    parents = {"", *(path[: dot.start()] for path in moving for dot in re.finditer(r"\.", path))}
     for module in layout.modules:
         part = nearest_ancestor(module.path, moving)
-        if not module.path or any(path != module.path and is_within(path, module.path) for path in moving):
+        if module.path in parents:
             staying[part] += module.own_bytes
         else:
             moving[part][module.path] = module.own_bytes
@@ -98,7 +100,7 @@ def _filled(
 
     ``taken`` is what the first device holds beside them.
     """
-    holders = _holders(blocks)
+    holders = holders_of(blocks)
     weights: Counter[str | None] = Counter()
     for block in blocks:
         weights[holders[block.path]] += block.nbytes
@@ -120,7 +122,7 @@ def _filled(
     return {path: places[holder] for path, holder in holders.items()}
 
 
-def _holders(blocks: Sequence[Block]) -> Mapping[str, str | None]:
+def holders_of(blocks: Sequence[Block]) -> Mapping[str, str | None]:
     """Return the block that each goes with: itself, or the one that shares a weight and comes first.
 
     None: a parent of blocks holds that weight.

@@ -10,16 +10,18 @@ from dmconfig.devices import DISK, is_accelerator
 from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout
-from dmconfig.plan.calls import DENOISER, role_of, runs_of
+from dmconfig.plan.calls import DECODER, role_of, runs_of
 from dmconfig.plan.fastest import Fastest, Question, fastest
 from dmconfig.plan.placement import best_choice
 from dmconfig.plan.preferences import Even, FirstEmpty, InOrder, Preference
 from dmconfig.plan.prices import Prices
-from dmconfig.plan.requests import AUTO, Place, Request, brought_place, requests_of, spread_components
+from dmconfig.plan.requests import AUTO, Place, Request, allowed, brought_place, requests_of, spread_components
 from dmconfig.plan.split import Room, part_loads, part_name, spread
 from dmconfig.plan.uses import Limits, Load, uses_of
 from dmconfig.spec import GroupOffloadSpec, PlacementSpec, Spec
 
+_SMALL = 20
+"""A component is small that has less than this part of all weights."""
 UNLIMITED = 1 << 60
 """Bytes of disk when the file sets no limit: weights rest in the files they came in, so nothing is written."""
 
@@ -71,6 +73,8 @@ class Task:
     def requests(self) -> Mapping[str, Request]:
         """What the file asks for each component, and for each part it names; not for those that are spread."""
         requests = requests_of(self.spec, self.names, self.usable)
+        refused = {part.name: part.refused for part in self.assembly.modules if part.refused}
+        requests = {name: allowed(request, refused.get(name, {})) for name, request in requests.items()}
         if self.spec.offload_folder is not None:
             return requests
         return {name: _in_files(request, self.footprints.get(name)) for name, request in requests.items()}
@@ -150,14 +154,16 @@ class Task:
         return None if found is None else Solution(found.choice, self.loads, found.proven)
 
     def _fastest(self) -> Solution | None:
-        # what runs once or twice per generation is brought whole for little, and gains nothing from being split
-        open_to_split = {
-            name: layout
-            for name, layout in self.layouts.items()
-            if self.spec.may_split(name) and layout.can_split and role_of(name) == DENOISER
+        layouts = {
+            name: layout for name, layout in self.layouts.items() if self.spec.may_split(name) and layout.can_split
         }
         question = Question(
-            requests=self.requests, loads=self.loads, limits=self.limits, prices=self.prices, layouts=open_to_split
+            requests=self.requests,
+            loads=self.loads,
+            limits=self.limits,
+            prices=self.prices,
+            layouts=layouts,
+            together=frozenset(name for name in layouts if not self.is_worth_a_split(name)),
         )
         found = fastest(question)
         if found is None:
@@ -171,6 +177,15 @@ class Task:
                 parts = part_loads(self.layouts[name], places, stays=load.stays, working=load.working)
                 loads |= {part_name(name, path): load for path, load in parts.items()}
         return Solution(choice, loads, found.proven, found)
+
+    def is_worth_a_split(self, component: str) -> bool:
+        """Tell whether ``auto`` tries a component on several devices.
+
+        Not a decoder, whose activations are the largest there are; nor what is small beside the rest, which is quickly
+        brought.
+        """
+        total = sum(size.nbytes for size in self.footprints.values())
+        return role_of(component) != DECODER and self.footprints[component].nbytes * _SMALL >= total
 
     def spread_over(self, solution: Solution) -> tuple[Solution, str | None]:
         """Spread the components that take what the others leave, in the pipeline's order, as far as they fit.
@@ -198,9 +213,8 @@ class Task:
         """Return what the devices of a spread component have left, in its order."""
         limits, working = self.limits, self.working(component)
         uses = uses_of(solution.choice, solution.loads, limits.budgets)
-        needs = {device: uses[device].with_held(0, working.get(device, 0)).need for device in uses}
         devices = self.spread_components[component].devices
-        return tuple(Room(device, max(0, limits.offer(device) - needs[device])) for device in devices)
+        return tuple(Room(device, limits.room(device, uses, working.get(device, 0))) for device in devices)
 
     def variation(self, **changes: object) -> Task:
         """Return the same task with other values of the spec."""

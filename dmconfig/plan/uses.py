@@ -83,6 +83,7 @@ class Limits:
     reserve: int
     reserves: Mapping[str, int] = field(default_factory=dict)
     unified: tuple[str, ...] = ()
+    _offers: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def reserve_of(self, device: str) -> int:
         """Return the bytes kept free on a device, where it runs something."""
@@ -90,7 +91,22 @@ class Limits:
 
     def offer(self, device: str) -> int:
         """Return the bytes that weights may take of a device."""
-        return self.budgets[device] - self.reserve_of(device)
+        if device not in self._offers:  # asked thousands of times by a search
+            self._offers[device] = self.budgets[device] - self.reserve_of(device)
+        return self._offers[device]
+
+    def room(self, device: str, uses: Uses, working: int = 0) -> int:
+        """Return the bytes that a device has left for weights that stay and work with so many bytes beside them.
+
+        Where its memory is the host's, that is no more than what the host has left.
+        """
+        need = uses[device].with_held(0, working).need
+        room = self.offer(device) - need
+        if device in self.unified or (device == CPU and self.unified):
+            others = sum(uses[d].need + self.reserve_of(d) for d in self.unified if d != device and uses[d].peak)
+            host = 0 if device == CPU else uses[CPU].need + self.reserve_of(device)
+            room = min(room, self.budgets[CPU] - need - others - host)
+        return max(0, room)
 
     def holds(self, device: str, use: Use) -> bool:
         """Tell whether a device has room for this use; an unused device always has."""
@@ -104,21 +120,40 @@ class Limits:
         return not shared or shared + uses[CPU].need <= self.budgets[CPU]
 
 
+def kind_of(device: str, limits: Limits, loads: Mapping[str, Load]) -> object:
+    """Return what sets a device apart from others under these limits; equal for those that are alike."""
+    if not is_accelerator(device):
+        return device
+    working = [load.working.get(device, 0) for load in loads.values()]
+    return limits.budgets[device], limits.offer(device), device in limits.unified, *working
+
+
 def uses_of(choice: Choice, loads: Mapping[str, Load], devices: Iterable[str]) -> Uses:
-    """Return what each device holds under a choice."""
+    """Return what each device holds under a choice; parts of one component that are brought come one at a time."""
     uses: Uses = {device: Use() for device in devices}
+    brought: dict[tuple[str, str], int] = {}
     for name, place in choice.items():
-        uses = with_place(uses, place, loads[name])
+        there = name.partition(".")[0], place.device
+        uses = with_place(uses, place, loads[name], brought.get(there, 0))
+        if place.residency is not Residency.ALWAYS:
+            brought[there] = max(brought.get(there, 0), loads[name].peak_bytes(place.residency))
     return uses
 
 
-def with_place(uses: Uses, place: Place, load: Load) -> Uses:
-    """Return uses after one more component; a device's use never shrinks."""
+def with_place(uses: Uses, place: Place, load: Load, there: int = 0) -> Uses:
+    """Return uses after one more component or part; a device's use never shrinks.
+
+    ``there`` is the room that a part which is brought shares with those of its component that are in uses already.
+    """
     result = dict(uses)
     use, working = result[place.device], load.working.get(place.device, 0)
     peak = load.peak_bytes(place.residency)
-    always = place.residency is Residency.ALWAYS or load.stays
-    result[place.device] = use.with_held(peak, working) if always else use.with_brought(peak, working)
+    if place.residency is Residency.ALWAYS:
+        result[place.device] = use.with_held(peak, working)
+    elif load.stays:
+        result[place.device] = use.with_held(max(0, peak - there), working)
+    else:
+        result[place.device] = use.with_brought(peak, working)
     if place.storage_device != place.device:
         result[place.storage_device] = result[place.storage_device].with_held(load.nbytes)
     return result

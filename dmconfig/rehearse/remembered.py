@@ -21,8 +21,9 @@ from dmconfig.assembly import Component
 from dmconfig.facts.cache import cache_folder
 from dmconfig.files import replacing
 from dmconfig.inventory import Inventory
+from dmconfig.measure import config_folder_of
 from dmconfig.plan import Plan
-from dmconfig.rehearse.script import Script, Settings, folder_of
+from dmconfig.rehearse.script import Script, Settings
 from dmconfig.version import __version__
 
 FORMAT = 3
@@ -74,7 +75,7 @@ def _key(script: Script, plan: Plan, inventory: Inventory, settings: Settings) -
         "versions": {package: _version(package) for package in _PACKAGES},
         "file": {section: script.resolved.data.get(section) for section in _SECTIONS},
         "class": script.assembly.class_name,
-        "components": {component.name: _component(component) for component in script.assembly.components},
+        "components": [(component.name, _component(component)) for component in script.assembly.loaded],
         "places": places_of(plan),
         "cards": [(device.id, device.description) for device in inventory.accelerators],
         "settings": asdict(settings),
@@ -96,7 +97,7 @@ def _places(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 def _component(component: Component) -> list[str]:
     """What a rehearsal sees of a component: its class, dtype and config, and whether its files are here."""
-    return [component.class_name, component.dtype, str(component.folder), _config(folder_of(component))]
+    return [component.class_name, component.dtype, str(component.folder), _config(config_folder_of(component))]
 
 
 def _config(folder: Path | None) -> str:

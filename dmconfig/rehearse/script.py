@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from dmconfig.assembly import Assembly, Component
-from dmconfig.configs import config_folder
+from dmconfig.assembly import Assembly
 from dmconfig.resolve import Resolved
-from dmconfig.source import Source
 from dmconfig.spec import Spec
 
 
@@ -38,17 +35,3 @@ class Settings:
     full: bool = False
     tiled: bool = False
     call: Mapping[str, Any] = field(default_factory=dict)
-
-
-def folder_of(component: Component) -> Path | None:
-    """Return where a component's config is: on this machine, or packaged; None when it is neither."""
-    if component.folder is not None:
-        return component.folder
-    packaged = _packaged(component.source)
-    folder = packaged / (component.subfolder or component.name) if packaged else None
-    return folder if folder is not None and folder.is_dir() else None
-
-
-def _packaged(source: Source) -> Path | None:
-    """The packaged configs of a pipeline on the hub."""
-    return config_folder(source.hub_id) if source.hub_id else None

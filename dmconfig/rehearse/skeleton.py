@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 
+from dmconfig.adapters import apply_adapters
 from dmconfig.assembly import Assembly, Component
 from dmconfig.errors import BuildError, Code
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
-from dmconfig.rehearse.script import folder_of
+from dmconfig.measure import config_folder_of
+from dmconfig.rehearse.quantised import quantised
 from dmconfig.rehearse.standins import stand_in_for
 from dmconfig.resolve import Resolved
+from dmconfig.spec import LoraSpec
+from dmconfig.switches import apply_switches
 
 
 def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:
@@ -22,13 +26,17 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
     Raises: BuildError: a component cannot be built from its config, or there is no config of it.
     """
     parts: dict[str, Any] = dict.fromkeys(assembly.absent)
-    parts |= {part.name: _module(resolved, part, dtypes[part.name]) for part in assembly.modules}
+    parts |= {part.name: _whole(resolved, part, dtypes[part.name]) for part in assembly.modules}
     stand_ins = []
     for component in assembly.components:
         if not component.is_module:  # a tokenizer's stand-in looks at the encoder it feeds, which is there by now
             parts[component.name], is_stand_in = _other(resolved, component, parts)
             stand_ins += [component.name] if is_stand_in else []
-    return _pipeline(assembly, parts), tuple(stand_ins)
+    pipe = _pipeline(assembly, parts)
+    _put_on(resolved, pipe, assembly)
+    for component in assembly.modules:
+        apply_switches(resolved, component, parts[component.name], dtypes[component.name])
+    return pipe, tuple(stand_ins)
 
 
 def _pipeline(assembly: Assembly, parts: Mapping[str, Any]) -> Any:
@@ -42,6 +50,15 @@ def _pipeline(assembly: Assembly, parts: Mapping[str, Any]) -> Any:
             part.eval().requires_grad_(requires_grad=False)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _put_on(resolved: Resolved, pipe: Any, assembly: Assembly) -> None:
+    """Stack the LoRAs that are here, without their data. Others change no shape, or little, and are left out."""
+    stacked = [each for each in assembly.adapters if isinstance(each.spec, LoraSpec) and not each.is_fused]
+    apply_adapters(resolved, pipe, [each for each in stacked if each.file is not None])
+    for part in pipe.components.values():
+        if stacked and isinstance(part, torch.nn.Module):
+            part.to("meta")
 
 
 def as_loaded(module: Any, dtype: str) -> Any:
@@ -65,14 +82,23 @@ def as_loaded(module: Any, dtype: str) -> Any:
     return module
 
 
+def _whole(resolved: Resolved, component: Component, dtype: str) -> Any:
+    """A component, or the wrapper of the models that are several in its place."""
+    if not component.parts:
+        return _module(resolved, component, dtype)
+    cls = getattr(importlib.import_module(component.library), component.class_name)
+    return cls([_module(resolved, part, dtype) for part in component.parts])
+
+
 def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
-    folder = folder_of(component)
+    folder = config_folder_of(component)
     if folder is None:
         what = f"{component.name!r} ({component.class_name}) cannot be rehearsed: its config is not on this machine"
         fix = "load the pipeline once, which downloads what it needs, or copy its configs here"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, fix=fix)])
     try:
-        return as_loaded(build_on_meta(folder, component.library, component.class_name, dtype), dtype)
+        module = as_loaded(build_on_meta(folder, component.library, component.class_name, dtype), dtype)
+        return quantised(module, component.quantization) if component.quantization is not None else module
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
         what = f"{component.name!r} ({component.class_name}) cannot be built from its config"
         why = f"{type(error).__name__}: {error}"
@@ -81,7 +107,7 @@ def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
 
 def _other(resolved: Resolved, component: Component, parts: Mapping[str, Any]) -> tuple[Any, bool]:
     """A scheduler, from its config; a tokenizer or processor, its own where its files are here."""
-    folder = folder_of(component)
+    folder = config_folder_of(component)
     try:
         cls = getattr(importlib.import_module(component.library), component.class_name)
         if folder is not None and hasattr(cls, "from_config"):

@@ -142,7 +142,7 @@ def test_run_bad_argument_is_refused_at_its_flag(tmp_path: Path, arguments: list
 @pytest.mark.usefixtures("nothing_is_loaded")
 def test_run_wrong_spec_as_json_exits_2(tmp_path: Path) -> None:
     """With ``--format json`` problems are JSON on stdout."""
-    result = run(tmp_path / "seven.png", "--set", "gpu=0", "--format", "json")
+    result = run(tmp_path / "seven.png", "--set", "zebra=0", "--format", "json")
     data = json.loads(result.stdout)
     assert (result.exit_code, data["ok"]) == (2, False)
     assert [problem["name"] for problem in data["problems"]] == ["unknown-key"]

@@ -45,7 +45,12 @@ def test_validate_wrong_file_speaks_on_stderr_and_exits_2(tmp_path: Path) -> Non
     file = spec_in(tmp_path, "device_map: balaned\n")
     result = validate(file)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"error[DM206 bad-device]: {file}:4:13\n  at   device_map\n")
+    assert result.stderr.startswith(
+        f"error[DM206 bad-device]: {file}:4:13\n"
+        "    4 | device_map: balaned\n"
+        "      |             ^^^^^^^\n"
+        "  at   device_map\n"
+    )
 
 
 def test_validate_several_files_one_broken_hides_no_other(tmp_path: Path) -> None:
@@ -60,7 +65,7 @@ def test_validate_several_files_one_broken_hides_no_other(tmp_path: Path) -> Non
     assert heads == [
         f"error[DM102 syntax]: {broken}:5:1",
         f"error[DM101 file-unreadable]: {missing}",
-        f"error[DM202 unknown-key]: {wrong}:4:1",
+        f"error[DM210 renamed-key]: {wrong}:4:1",
     ]
 
 
@@ -81,11 +86,55 @@ def test_validate_json_has_stable_keys_and_one_entry_per_file(tmp_path: Path) ->
         "column": 1,
         "path": "devise_map",
         "what": "unknown key 'devise_map'",
-        "why": "the keys accepted here are: version, pipeline, components, device_map, execution_device, max_memory, "
-        "reserve, low_memory, group_offload, offload_folder, calls, call, extends, profiles",
+        "why": "the keys accepted here are: version, pipeline, components, pipelines, device_map, execution_device, "
+        "max_memory, reserve, low_memory, group_offload, offload_folder, calls, call, extends, profiles",
         "fix": "did you mean 'device_map'?",
         "origin": None,
     }
+
+
+def test_validate_line_is_a_line_for_each_problem_on_stdout(tmp_path: Path) -> None:
+    """What editors and hooks read: a place, a code, and all there is to say; right files say nothing."""
+    wrong = spec_in(tmp_path, "gpu: 0\nreserve: much\n")
+    missing = tmp_path / "missing.yaml"
+    result = validate(DIGITS, wrong, missing, "--format", "line")
+    assert (result.exit_code, result.stderr) == (2, "")
+    renamed, size, gone = result.stdout.splitlines()
+    assert renamed == (
+        f"{wrong}:4:1: error DM210: gpu: 'gpu' is called 'device_map' here; gpu -> device_map; "
+        f"dmconfig fix {wrong} writes it"
+    )
+    assert size.startswith(
+        f"{wrong}:5:10: error DM208: reserve: 'much' is not a size; expected a whole number of bytes"
+    )
+    assert gone == (
+        f"{missing}:1:1: error DM101: {missing}: there is no file {missing}; "
+        "check the path; it is relative to the current folder"
+    )
+
+
+def test_validate_github_is_an_annotation_for_each_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a workflow prints is shown beside the line; files are named as GitHub names them."""
+    monkeypatch.chdir(tmp_path)
+    spec_in(tmp_path, "gpu: 0\n")
+    result = validate("spec.yaml", "--format", "github")
+    assert (result.exit_code, result.stderr) == (2, "")
+    assert result.stdout == (
+        "::error file=spec.yaml,line=4,col=1,title=DM210 renamed-key::"
+        "gpu: 'gpu' is called 'device_map' here; gpu -> device_map; dmconfig fix spec.yaml writes it\n"
+    )
+
+
+def test_validate_sarif_is_one_log_of_all_files(tmp_path: Path) -> None:
+    """Code scanning takes one log, with results of all files, and the exit code still says whether any is wrong."""
+    wrong = spec_in(tmp_path, "gpu: 0\n")
+    result = validate(DIGITS, wrong, "--format", "sarif")
+    (run,) = json.loads(result.stdout)["runs"]
+    assert (result.exit_code, result.stderr) == (2, "")
+    (found,) = run["results"]
+    assert (found["ruleId"], found["level"]) == ("DM210", "error")
+    assert found["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == wrong.as_uri()
+    assert validate(DIGITS, "--format", "sarif").exit_code == 0
 
 
 def test_validate_set_changes_a_key_for_all_files() -> None:

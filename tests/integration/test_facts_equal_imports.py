@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -13,9 +14,20 @@ from typing import Any
 
 import pytest
 
-from dmconfig.facts import ClassFacts, PipelineFacts, class_facts, known_pipelines, pipeline_facts
+from dmconfig.facts import (
+    ClassFacts,
+    PipelineFacts,
+    class_facts,
+    dataclass_fields,
+    known_attention_backends,
+    known_pipelines,
+    method_parameters,
+    pipeline_facts,
+)
 from dmconfig.facts.installed import installed_libraries
-from dmconfig.facts.lookup import _class, _known, _pipeline
+from dmconfig.facts.lookup import _backends, _class, _fields, _known, _method, _pipeline
+from dmconfig.spec import CompileSpec
+from dmconfig.switches import _CACHES
 
 pytestmark = pytest.mark.slow
 
@@ -39,10 +51,10 @@ def fresh_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Facts come from source, not from an earlier run's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DMCONFIG_CACHE", str(tmp_path_factory.mktemp("cache")))
-        for lookup in (_pipeline, _class, _known):
+        for lookup in (_pipeline, _class, _known, _method, _fields, _backends):
             lookup.cache_clear()
         yield
-        for lookup in (_pipeline, _class, _known):
+        for lookup in (_pipeline, _class, _known, _method, _fields, _backends):
             lookup.cache_clear()
 
 
@@ -301,3 +313,59 @@ def test_class_transformers_does_not_export_is_unknown() -> None:
     """An inner class of a modeling file is not a component: transformers does not export it."""
     assert class_facts("transformers", "T5Stack") is None
     assert class_facts("diffusers", "BasicTransformerBlock") is None
+
+
+SWITCHES = ("enable_tiling", "enable_slicing", "set_attention_slice", "enable_layerwise_casting", "enable_cache",
+            "set_attention_backend", "compile_repeated_blocks", "enable_group_offload")  # fmt: skip
+CONFIGS = ("BitsAndBytesConfig", "TorchAoConfig", "QuantoConfig")
+
+
+def parameters_of(function: Any) -> list[str]:
+    """Return the names of a function's parameters, without self."""
+    named = [each for each in inspect.signature(function).parameters.values() if each.kind in NAMED]
+    return [each.name for each in named if each.name != "self"]
+
+
+def test_methods_behind_switches_take_what_they_do_when_imported() -> None:
+    """Of every model of diffusers: which switches it has, and their arguments."""
+    import diffusers
+
+    wrong = []
+    for name, cls in exported_classes(diffusers, diffusers.ModelMixin):
+        for method in SWITCHES:
+            read = method_parameters("diffusers", name, method)
+            expected = parameters_of(getattr(cls, method)) if hasattr(cls, method) else None
+            if (None if read is None else [each.name for each in read]) != expected:
+                wrong.append((name, method, read, expected))
+    assert not wrong
+
+
+def test_configurations_take_what_they_do_when_imported() -> None:
+    """Quantisation and caches: the arguments of the classes of both libraries."""
+    import diffusers
+    import transformers
+
+    for library in (diffusers, transformers):
+        for name in CONFIGS:
+            read = method_parameters(library.__name__, name, "__init__")
+            assert read is not None
+            assert [each.name for each in read] == parameters_of(getattr(library, name).__init__)
+    for name in _CACHES:
+        fields = dataclass_fields(name)
+        assert fields is not None
+        assert [each.name for each in fields] == [each.name for each in dataclasses.fields(getattr(diffusers, name))]
+
+
+def test_attention_backends_are_those_of_the_enumeration() -> None:
+    """The words that set_attention_backend compares with."""
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
+    assert set(known_attention_backends()) == {each.value for each in AttentionBackendName}
+
+
+def test_options_of_compiling_are_those_of_torch() -> None:
+    """Every option of the file is one of torch.compile, by the same name."""
+    import torch
+
+    ours = set(CompileSpec.model_fields) - {"regional"}
+    assert ours <= set(parameters_of(torch.compile))

@@ -98,8 +98,8 @@ def test_other_names_of_the_folder_are_refused_with_the_one_there_is(name: str, 
         plan_from_yaml(spec)
 
     problem = only_problem(caught.value)
-    assert (problem.code, problem.path) == (Code.UNKNOWN_KEY, (name,))
-    assert "offload_folder" in problem.why
+    assert (problem.code, problem.path) == (Code.RENAMED_KEY, (name,))
+    assert problem.fix.startswith(f"{name} -> offload_folder")
 
 
 def test_without_a_folder_what_is_cast_cannot_rest_on_disk(tmp_path: Path, virtual_machine: MakeMachine) -> None:

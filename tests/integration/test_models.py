@@ -231,19 +231,12 @@ def assignment_of(layout: Layout, places: Mapping[str, Place]) -> Assignment:
     )
 
 
-class Pipe:
-    """What the audit asks of a pipeline: a component by its name."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-
 def placed(model: Any, assignment: Assignment) -> Placement:
     """Place one model, which is checked as a pipeline's components are."""
     plan = Plan(
         pipeline="", machine="", execution_device=assignment.execution_device, assignments=(assignment,), devices=()
     )
-    placement = Placement(plan, call={}, in_turn=("model",), group_options={})
+    placement = Placement(plan, in_turn=("model",), group_options={})
     placement.place(model, assignment)
     return placement
 

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from dmconfig.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, parse_document, parse_scalar, read_document
 from dmconfig.errors import Code, DocumentError, Problem
@@ -213,7 +217,7 @@ def test_duplicate_key_however_written_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "position", "what"),
     [
-        ("<<: {a: 1}\n", (1, 1), "merge keys (<<) are not accepted"),
+        ("<<: a\n", (1, 5), "<< takes a mapping, or a list of mappings"),
         ("a: 1\nb: !!str 1\n", (2, 4), "tag 'tag:yaml.org,2002:str' is not accepted"),
         ("a: !mine {b: 1}\n", (1, 4), "tag '!mine' is not accepted"),
         ("? [a, b]\n: 1\n", (1, 3), "a key must be a word or a number"),
@@ -225,6 +229,54 @@ def test_yaml_that_is_not_accepted_is_refused_by_name(text: str, position: tuple
     """Tags, merge keys, keys that are not words and second documents each have a sentence and a place."""
     problem = refusal(text)
     assert (problem.code, where(problem), problem.what) == (Code.UNSUPPORTED_YAML, position, what)
+
+
+def test_merge_key_adds_keys_where_they_were_written() -> None:
+    """A merged key is located in its anchor, also through a list and a second merge; a key of its own wins."""
+    document = document_from(
+        "a: &a {x: 1, v: 2}\nb: &b\n  <<: *a\n  z: 3\nc: &c {w: 4, x: 5}\nd:\n  <<: [*b, *c]\n  v: 6\n"
+    )
+    assert document.data["d"] == {"x": 1, "v": 6, "z": 3, "w": 4}
+    assert (
+        document.data["d"]
+        == yaml.safe_load("a: &a {x: 1, v: 2}\nb: &b {<<: *a, z: 3}\nc: &c {w: 4, x: 5}\nd: {<<: [*b, *c], v: 6}")["d"]
+    )
+    assert place(document, ("d", "x")) == (1, 11)
+    assert place(document, ("d", "x"), key=True) == (1, 8)
+    assert place(document, ("d", "z")) == (4, 6)
+    assert place(document, ("d", "w")) == (5, 11)
+    assert place(document, ("d", "v")) == (8, 6)
+
+
+def test_merge_key_twice_is_refused() -> None:
+    """Which of two merges comes first would be a guess."""
+    problem = refusal("a: &a {x: 1}\nb: {<<: *a, <<: *a}\n")
+    assert (problem.code, where(problem)) == (Code.DUPLICATE_KEY, (2, 13))
+
+
+def test_merges_count_as_values_and_are_limited() -> None:
+    """Merges of merges that stand for 10^9 mappings are refused, in well under a second."""
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{i}: &a{i} {{<<: [" + ", ".join([f"*a{i - 1}"] * 10) + "]}" for i in range(1, 9)]
+    start = time.process_time()
+    assert refusal("\n".join(lines)).code is Code.TOO_LARGE
+    assert time.process_time() - start < 5
+
+
+def test_number_with_a_bare_exponent_is_a_number() -> None:
+    """What YAML 1.2 calls a number is one: a learning rate needs no dot and no sign."""
+    assert document_from("eta: 1e-4\nflops: 0.6e12\n").data == {"eta": 1e-4, "flops": 0.6e12}
+
+
+def test_refused_text_leaves_what_could_be_read() -> None:
+    """An error that is not of syntax carries the document, so that its other problems can be told as well."""
+    with pytest.raises(DocumentError) as caught:
+        document_from("a: off\nb: 1\n")
+    assert caught.value.document is not None
+    assert caught.value.document.data == {"a": "off", "b": 1}
+    with pytest.raises(DocumentError) as caught:
+        document_from("a: [\n")
+    assert caught.value.document is None
 
 
 def test_quoted_merge_key_is_a_word() -> None:
@@ -442,3 +494,35 @@ def test_parse_document_same_text_same_document() -> None:
     second = parse_document(SPEC, name="a", folder=Path("/a"))
     assert second.data == before
     assert dict(second.values) == dict(first.values)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.dictionaries(TEXTS, PLAIN, max_size=4), st.sampled_from([True, False, None]))
+def test_what_pyyaml_writes_is_read_as_the_same_data(data: dict[str, Any], flow: bool | None) -> None:
+    """Whatever plain data another writer of YAML has put into a file, in braces or not, is what we read.
+
+    But for what PyYAML itself reads differently (some line ends), and for y and n, which it does not quote.
+    """
+    text = yaml.safe_dump(data, default_flow_style=flow, allow_unicode=True)
+    assume(yaml.safe_load(text) == data and not re.search(r"(?<![\w'\"])[yYnN](?![\w'\"])", text))
+    assert document_from(text).data == data
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.text(st.sampled_from("ab:-?[]{},#&*!|>'\"%@` \n\t0.~<=$"), max_size=40))
+def test_text_of_nothing_but_punctuation_is_read_or_refused_at_a_place(text: str) -> None:
+    """Characters that YAML gives a meaning, in any order, never end in anything but data or a placed problem."""
+    problems: tuple[Problem, ...] = ()
+    try:
+        document_from(text)
+    except DocumentError as error:
+        problems = error.problems
+    assert all(problem.location for problem in problems)

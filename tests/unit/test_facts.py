@@ -19,8 +19,10 @@ from dmconfig.facts import (
     fits,
     is_module_class,
     is_scheduler_class,
+    known_attention_backends,
     known_pipelines,
     lookup,
+    method_parameters,
     pipeline_facts,
 )
 from dmconfig.facts.cache import cache_folder, read_cached, write_cached
@@ -65,10 +67,16 @@ TOY = {
             def __call__(self, prompt, steps: int = 5 * 2, *, crop=(0, 0), draw=print, **kwargs): ...
     """,
     "models/__init__.py": "from .a import ToyModel\nfrom .b import OtherModel",
+    "models/attention_dispatch.py": """
+        class AttentionBackendName(str, Enum):
+            FLASH = "flash"
+            _MATH = "_math"
+    """,
     "models/a.py": """
         class Base(nn.Module):
             _no_split_modules = ["ABlock"]
             _keep_in_fp32_modules = {"z", "a"}
+            def enable_tiling(self, tile_size: int = 32, *, overlap=0.25, **kwargs): ...
         class ToyModel(Base):
             _skip_keys = ("cache",)
     """,
@@ -114,7 +122,8 @@ def write_source(path: Path, text: str) -> None:
 
 def forget() -> None:
     """Empty this process's memory, as a new process would find it."""
-    for lookup_function in (installed_libraries, lookup._pipeline, lookup._class, lookup._known, lookup._sources):
+    of_names = (lookup._pipeline, lookup._class, lookup._known, lookup._method, lookup._fields, lookup._backends)
+    for lookup_function in (installed_libraries, lookup._sources, *of_names):
         lookup_function.cache_clear()
 
 
@@ -275,6 +284,20 @@ def test_bases_of_the_same_name_are_told_apart(toy: Path) -> None:
     assert second.skip_keys == ()  # a property: not known without running it
     assert second.tied_weights_keys == ("head.weight",)
     assert second.ancestors == {"OtherModel", "Base", "Module"}
+
+
+def test_methods_and_words_are_read_with_their_defaults(toy: Path) -> None:
+    """The parameters of a method, inherited ones too, and the words of an enumeration; None where there is none."""
+    parameters = method_parameters("diffusers", "ToyModel", "enable_tiling")
+    assert parameters is not None
+    assert [(each.name, each.required, each.default) for each in parameters] == [
+        ("tile_size", False, 32),
+        ("overlap", False, 0.25),
+    ]
+    assert method_parameters("diffusers", "ToyModel", "enable_slicing") is None
+    assert method_parameters("diffusers", "NoModel", "enable_tiling") is None
+    assert known_attention_backends() == ("flash", "_math")
+    assert method_parameters("diffusers", "ToyModel", "enable_tiling") == parameters  # from the cache
 
 
 def test_class_only_exported_lazily_is_found(toy: Path) -> None:

@@ -718,3 +718,49 @@ def test_plan_without_the_hub_says_how_to_ask_it(hub: Hub, spec: Callable[[str],
 
     assert {problem.code for problem in caught.value.problems} == {Code.SIZES_UNKNOWN}
     assert all("--hub" in problem.fix for problem in caught.value.problems)
+
+
+# Adapters
+
+
+def _lora() -> bytes:
+    import numpy as np
+    from safetensors.numpy import save
+
+    tensors = {f"unet.mid_block.to_q.lora_{half}.weight": np.zeros((2, 2), np.float32) for half in "AB"}
+    return bytes(save(tensors))
+
+
+def test_adapter_is_the_one_file_that_is_downloaded_of_its_repository(
+    hub: Hub, spec: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A LoRA on the hub: its file at its revision and nothing beside it; once here, nothing is asked."""
+    lora = {"loras/style.safetensors": _lora(), "loras/other.safetensors": _lora(), "pytorch_lora.bin": b"decoy"}
+    hub.add("dm/loras", more=lora)
+    file = tmp_path / "spec.yaml"
+    source = "{source: dm/loras, subfolder: loras, weight_name: style.safetensors}"
+    file.write_text(f"version: 1\npipeline: {{source: {DIGITS}}}\nadapters: {{lora: [{source}]}}\n")
+
+    checked = download(file)
+
+    (adapter,) = checked.assembly.adapters
+    assert adapter.file is not None
+    assert adapter.file.read_bytes() == lora["loras/style.safetensors"]
+    assert hub.downloaded("dm/loras") == ["loras/style.safetensors"]
+    hub.requests.clear()
+    assert download(file).assembly.adapters == checked.assembly.adapters
+    assert not hub.requests
+
+
+def test_adapter_that_its_repository_lacks_is_told_with_what_is_there(hub: Hub, tmp_path: Path) -> None:
+    """The place in the file, and the names there are."""
+    hub.add("dm/loras", more={"style.safetensors": _lora()})
+    file = tmp_path / "spec.yaml"
+    source = "{source: dm/loras, weight_name: stile.safetensors}"
+    file.write_text(f"version: 1\npipeline: {{source: {DIGITS}}}\nadapters: {{lora: [{source}]}}\n")
+
+    (problem,) = failure(file).problems
+
+    assert problem.path == ("adapters", "lora", 0, "source")
+    assert problem.what == "dm/loras has no file stile.safetensors"
+    assert problem.fix == "its .safetensors files are: style.safetensors"

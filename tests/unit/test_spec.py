@@ -167,8 +167,6 @@ def test_missing_key_is_placed_at_its_mapping(
     ("line", "path", "column", "fix"),
     [
         ("devicemap: cuda", ("devicemap",), 1, "did you mean 'device_map'?"),
-        ("device: cuda", ("device",), 1, "use 'device_map'"),
-        ("gpu: 0", ("gpu",), 1, "use 'device_map'"),
         ("dtype: fp16", ("dtype",), 1, "write it as pipeline.dtype"),
         ("torch_dtype: fp16", ("torch_dtype",), 1, "write it as pipeline.dtype"),
         ("variant: fp16", ("variant",), 1, "it belongs under 'pipeline' or under 'components.<name>'"),
@@ -181,12 +179,8 @@ def test_missing_key_is_placed_at_its_mapping(
         ("model_id: a/b", ("model_id",), 1, "write it as pipeline.source"),
         ("num_inference_steps: 3", ("num_inference_steps",), 1, "it belongs under 'call'"),
         ("seed: 3", ("seed",), 1, "it belongs under 'call'"),
-        ("components: {vae: {model: ./x}}", ("components", "vae", "model"), 20, "use 'source'"),
         ("components: {vae: {device: 0}}", ("components", "vae", "device"), 20, "it belongs under 'device_map.vae'"),
-        ("offload_dir: ./x", ("offload_dir",), 1, "use 'offload_folder'"),
-        ("components: {vae: {torch_dtype: fp16}}", ("components", "vae", "torch_dtype"), 20, "use 'dtype'"),
         ("components: {vae: {sorce: ./x}}", ("components", "vae", "sorce"), 20, "did you mean 'source'?"),
-        ("components: {vae: {path: ./x}}", ("components", "vae", "path"), 20, "use 'source'"),
         (
             "components: {vae: {reserve: 1}}",
             ("components", "vae", "reserve"),
@@ -199,6 +193,21 @@ def test_missing_key_is_placed_at_its_mapping(
             37,
             "did you mean 'offload'?",
         ),
+        ("use_stream: true", ("use_stream",), 1, "it belongs under 'group_offload'"),
+        ("class: FluxPipeline", ("class",), 1, "it belongs under 'pipeline' or under 'components.<name>'"),
+        ("token: x", ("token",), 1, "leave it out: a spec holds no secrets; set HF_TOKEN in the environment"),
+        (
+            "components: {vae: {execution: 0}}",
+            ("components", "vae", "execution"),
+            20,
+            "it belongs under 'device_map.<component>'",
+        ),
+        (
+            "device_map: {vae: {execution: 0, source: ./x}}",
+            ("device_map", "vae", "source"),
+            34,
+            "it belongs under 'pipeline' or under 'components.<name>'",
+        ),
         ("zebra: 1", ("zebra",), 1, ""),
     ],
 )
@@ -208,6 +217,39 @@ def test_unknown_key_is_refused_at_the_key_with_a_hint(line: str, path: ConfigPa
     assert (problem.code, problem.path, where(problem)) == (Code.UNKNOWN_KEY, path, (3, column))
     assert (problem.what, problem.fix) == (f"unknown key {path[-1]!r}", fix)
     assert problem.why.startswith("the keys accepted here are: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "column"),
+    [
+        ("device: cuda", "device", "device_map", 1),
+        ("gpu: 0", "gpu", "device_map", 1),
+        ("offload_dir: ./x", "offload_dir", "offload_folder", 1),
+        ("components: {vae: {model: ./x}}", "model", "source", 20),
+        ("components: {vae: {torch_dtype: fp16}}", "torch_dtype", "dtype", 20),
+        ("components: {vae: {'path': ./x}}", "path", "source", 20),
+        ("device_map: {vae: {device: 0}}", "device", "execution", 20),
+        ("group_offload: {stream: true}", "stream", "use_stream", 17),
+    ],
+)
+def test_renamed_key_answers_old_and_new_with_an_edit(line: str, old: str, new: str, column: int) -> None:
+    """Another name of a key is told as old -> new, at the key, with the edit that mends it."""
+    problem = next(each for each in refusals(f"{DIGITS}{line}") if each.code is Code.RENAMED_KEY)
+    assert where(problem) == (3, column)
+    assert (problem.what, problem.fix) == (
+        f"{old!r} is called {new!r} here",
+        f"{old} -> {new}; dmconfig fix spec.yaml writes it",
+    )
+    assert problem.edit is not None
+    assert (problem.edit.old, problem.edit.new, problem.edit.location) == (old, new, problem.location)
+    assert problem.edit.location.length == len(old) + 2 * ("'" in line)
+
+
+def test_renamed_key_beside_its_new_name_has_no_edit() -> None:
+    """With both names there, one has to go, and which is the user's to say."""
+    problem = refusal("device: cuda:0\ndevice_map: cuda:1")
+    assert (problem.code, problem.edit) == (Code.RENAMED_KEY, None)
+    assert problem.what == "'device' is called 'device_map' here, which is there as well"
 
 
 @pytest.mark.parametrize(
@@ -302,8 +344,7 @@ def test_all_problems_come_together_in_file_order() -> None:
     """Every mistake of a file is told at once, from top to bottom."""
     problems = refusals("version: 1\npipelin: {source: x}\nreserve: much\ndevice_map: {unet: x}\ncall: 1\n")
     assert [(problem.code, where(problem)[0]) for problem in problems] == [
-        (Code.MISSING_KEY, 1),
-        (Code.UNKNOWN_KEY, 2),
+        (Code.UNKNOWN_KEY, 2),  # which says that pipeline is meant, so that it is missing need not be told
         (Code.BAD_SIZE, 3),
         (Code.BAD_DEVICE, 4),
         (Code.WRONG_TYPE, 5),
@@ -345,4 +386,4 @@ def test_schema_of_every_key_has_a_description() -> None:
 def test_only_problem_needs_just_one() -> None:
     """The builder of these tests does not hide a second problem."""
     with pytest.raises(ValueError, match="too many"):
-        only_problem(SpecError([refusal("zebra: 1"), refusal("zebra: 1")]))
+        only_problem(SpecError([refusal("zebra: 1"), refusal("zebras: 1")]))

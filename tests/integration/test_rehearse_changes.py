@@ -1,0 +1,93 @@
+"""Rehearsals of what is put on components: weights as planned, and what tiling saves, by the pipeline's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+
+from dmconfig.load import check_file, plan_for
+from dmconfig.plan import Plan
+from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
+from dmconfig.rehearse.quantised import QuantisedLinear
+from dmconfig.rehearse.skeleton import build_skeleton
+from tests.conftest import inventory
+from tests.tiny_adapters import write_lora
+from tests.tiny_pipelines import LENGTH, SIZE, Tiny
+
+MACHINE = inventory(cuda=[1])
+INT8 = "{quant_backend: torchao, quant_kwargs: {quant_type: Int8WeightOnlyConfig}}"
+SECTIONS = {
+    "lora": "adapters: {lora: [{source: ./lora.safetensors}]}",
+    "fused lora": "adapters: {lora: [{source: ./lora.safetensors, fused: true}]}",
+    "layerwise casting": "components: {transformer: {layerwise_casting: true}}",
+    "bitsandbytes": "quantization: {transformer: bitsandbytes_4bit, text_encoder_2: bitsandbytes_8bit}",
+    "torchao": f"quantization: {{transformer: {INT8}}}",
+    "quanto": "quantization: {transformer: quanto, text_encoder: quanto}",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, one_thread: None) -> Iterator[Path]:
+    """A tiny pipeline and a LoRA for it."""
+    root = tmp_path_factory.mktemp("rehearse")
+    (root / "flux").symlink_to(tiny.spec("flux").with_suffix(""))
+    transformer = DiffusionPipeline.from_pretrained(root / "flux").transformer
+    write_lora(root / "lora.safetensors", transformer, "transformer")
+    return root
+
+
+def planned(folder: Path, section: str) -> tuple[Script, Plan]:
+    """Return what is rehearsed, and its plan with everything on one device."""
+    file = folder / "spec.yaml"
+    head = "version: 1\npipeline: {source: ./flux, dtype: bfloat16}\nreserve: 0\ndevice_map: cuda:0\n"
+    file.write_text(head + section)
+    checked = check_file(file)
+    script = Script(resolved=checked.resolved, spec=checked.spec, assembly=checked.assembly)
+    return script, plan_for(checked, MACHINE)
+
+
+def rehearsed(folder: Path, section: str, size: int = SIZE) -> Rehearsal:
+    """Return the rehearsal of one picture."""
+    script, plan = planned(folder, section)
+    settings = Settings(height=size, width=size, steps=2, full=True, call={"max_sequence_length": LENGTH})
+    return rehearse(script, plan, MACHINE, settings)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_weights_of_a_rehearsal_are_those_of_the_plan(section: str, folder: Path) -> None:
+    """What is put on components runs without failing, and weighs what the plan says, to the byte."""
+    script, plan = planned(folder, SECTIONS[section])
+
+    pipe, _ = build_skeleton(
+        script.resolved, script.assembly, {each.component: each.dtype for each in plan.assignments}
+    )
+
+    held = {each.component: _held(getattr(pipe, each.component)) for each in plan.assignments}
+    assert held == {each.component: each.nbytes for each in plan.assignments}
+    assert rehearsed(folder, SECTIONS[section]).failure is None
+
+
+def _held(module: torch.nn.Module) -> int:
+    """Return the bytes of a module on meta, without buffers that are in no file, which headers do not tell."""
+    names = module.state_dict().keys()
+    quantised = any(isinstance(layer, QuantisedLinear) for layer in module.modules())
+    tensors = dict((*module.named_parameters(), *module.named_buffers()))
+    counted = [tensor for name, tensor in tensors.items() if name in names or quantised]
+    return sum(tensor.numel() * tensor.element_size() for tensor in counted)
+
+
+def test_tiling_lowers_the_peak_of_decoding(folder: Path) -> None:
+    """Tiles are decoded one after the other, and the rehearsal, which runs that code, sees it."""
+    tiled = rehearsed(folder, "components: {vae: {tiling: true}}", size=3 * SIZE)
+    plain = rehearsed(folder, "", size=3 * SIZE)
+
+    def of_decoding(rehearsal: Rehearsal) -> int:
+        (device,) = rehearsal.devices
+        return max(phase.activations_bytes for phase in device.phases if phase.phase.startswith("vae"))
+
+    assert tiled.failure is None
+    assert of_decoding(tiled) < 0.8 * of_decoding(plain)
