@@ -31,7 +31,7 @@ _OFFLOADS = {
     Residency.PER_LEAF: "sequential",
     Residency.PER_GROUP: "group",
 }
-_MOST_ENTRIES = 16
+_MOST_ENTRIES = 12
 """A device map of more entries says less than the strategy that made it."""
 _CALL_PARAMETERS = ("num_inference_steps", "guidance_scale", "height", "width", "num_frames")
 
@@ -82,7 +82,7 @@ def starter(source: str, file: Path, machine: Inventory, *, ask_hub: bool = Fals
     except DMConfigError as error:  # the draft that they are placed in is nowhere
         raise type(error)(replace(each, location=None, origin=f"init {source}") for each in error.problems) from None
     draft = _Draft(file=file, assembly=checked.assembly, pipeline=pipeline, plan=plan, strategy=strategy)
-    device_map = _written_out(plan)
+    device_map = device_map_of(plan)
     text = draft.text(device_map or strategy)
     if not _leads_to(plan, text, file, machine, ask_hub=ask_hub):
         text = draft.text(strategy)
@@ -136,10 +136,10 @@ def _checked(text: str, file: Path, *, ask_hub: bool) -> Checked:
 # ---------------------------------------------------------------- a plan as a device map
 
 
-def _written_out(plan: Plan) -> Any:
-    """The device map that says what a plan decided: one device where that is all, else an entry for each component.
+def device_map_of(plan: Plan) -> Any:
+    """Return the device map that says what a plan decided: one device where that is all, else an entry for each place.
 
-    None where there would be too many.
+    None where there would be too many of them to read.
     """
     places = {(each.execution_device, each.residency) for each in plan.assignments}
     if len(places) == 1 and not any(each.parts for each in plan.assignments):

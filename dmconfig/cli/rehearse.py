@@ -50,7 +50,7 @@ def rehearse(
     width: Annotated[int | None, typer.Option("--width", min=8, help="Width of the picture in pixels.")] = None,
     frames: FramesOption = None,
     steps: StepsOption = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures at once.")] = 1,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Pictures at once.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Rehearse every step, not only the first ones.")] = False,
     call: CallOption = None,
     fix: Annotated[

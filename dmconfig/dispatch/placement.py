@@ -222,22 +222,18 @@ def dispatch(
         former.rest()
     pipes = {**_pipes_of(pipe, former, call), **dict(sharing)}
     modules = {assignment.component: _module(assignment.component, pipes) for assignment in plan.assignments}
+    if former is None:  # else our own hooks hold weights back
+        _refuse_empty(modules)
     lacking = without_files(modules, plan, former) if is_mapped else ()
     files = folder_for(lacking, files, former)
     placement = _new_placement(plan, former, in_turn, group_options)
     placement.asked, placement.files = asked or {}, files
     if former is not None:
         former.release()
-    track = (progress or NoProgress()).track
     try:
-        _refuse_empty(modules)
         if files is not None:
             write(modules, lacking, files)
-        for assignment in track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):
-            placement.place(modules[assignment.component], assignment)
-        problems = [*audit(modules, plan, is_mapped=is_mapped)]
-        if problems:
-            raise DispatchError(problems)
+        _place(placement, modules, progress or NoProgress(), is_mapped=is_mapped)
     except (RuntimeError, ValueError) as error:  # torch and accelerate say so when a device cannot hold or take it
         placement.release()
         reason = (str(error).splitlines() or [""])[0]
@@ -250,6 +246,17 @@ def dispatch(
         if each not in placement.pipes:  # an inner pipeline comes with the one that it is in
             placement.adopt(each, defaults)
     return pipe
+
+
+def _place(
+    placement: Placement, modules: Mapping[str, torch.nn.Module], progress: Progress, *, is_mapped: bool
+) -> None:
+    """Place every component of a plan, and see that it is there."""
+    plan = placement.plan
+    for assignment in progress.track("place", plan.assignments, lambda a: f"{a.component} on {a.execution_device}"):
+        placement.place(modules[assignment.component], assignment)
+    if problems := [*audit(modules, plan, is_mapped=is_mapped)]:
+        raise DispatchError(problems)
 
 
 def _new_placement(

@@ -112,7 +112,8 @@ class Cut:
     """A component in parts: what parents of blocks hold is on ``home``, the blocks of the row stay up to the last end.
 
     ``resting`` are the places of all others, in order, each for so many of them. ``held`` are the bytes of the
-    component on each device at all times; ``layer`` those that come to its own one after the other.
+    component on each device at all times; ``layer`` those that come to its own one after the other; ``seconds`` the
+    price of the whole.
     """
 
     home: str
@@ -121,6 +122,7 @@ class Cut:
     resting: tuple[tuple[Place, int], ...]
     held: Mapping[str, int]
     layer: int
+    seconds: float
 
 
 class Blocks:

@@ -28,8 +28,8 @@ from dmconfig.plan.prices import Prices
 from dmconfig.plan.requests import Place, Request
 from dmconfig.plan.uses import Limits, Load, Use, Uses, kind_of, with_place
 
-MAX_WORK = 300_000
-"""What a search may take before it settles for the best it has: about a second. A place counts ``_PLACE``, a set of
+MAX_WORK = 200_000
+"""What a search may take before it settles for the best it has: less than a second. A place counts ``_PLACE``, a set of
 devices that is looked at for a split counts 1."""
 _PLACE = 16
 MAX_TIES = 500
@@ -181,6 +181,8 @@ class _Search:
         """Return what was found."""
         if self.best is None:
             return None
+        for state in [*self._one_apart(self.best[1])]:
+            self._record(state)
         return Fastest(
             best=self._runner(self.best[1]),
             bound_seconds=self._bound(self.order, self._nothing),
@@ -221,6 +223,30 @@ class _Search:
         if self._work_left > 0 and self._can_improve(rest, after):
             self.visited += 1
             go_on(rest, after)
+
+    def _one_apart(self, state: _State) -> Iterator[_State]:
+        """Yield the placements in which one component is elsewhere, whole: those that a search need not look at."""
+        for name, here in state.places.items():
+            uses = self._uses_without(name, state)
+            seconds = state.seconds - (self._seconds[name][here] if isinstance(here, Place) else here.seconds)
+            crossings = state.crossings - (0 if isinstance(here, Place) else len(here.ends) - 1)
+            places = {other: place for other, place in state.places.items() if other != name}
+            for place in self._distinct(self.question.requests[name].places, uses):
+                after = with_place(uses, place, self.question.loads[name])
+                if place != here and self.question.limits.hold(after, {place.device, place.storage_device}):
+                    price = seconds + self._seconds[name][place]
+                    yield _State({**places, name: place}, (), after, price, crossings)
+
+    def _uses_without(self, name: str, state: _State) -> Uses:
+        uses: Uses = self._nothing.uses
+        for other, place in state.places.items():
+            if other == name:
+                continue
+            if isinstance(place, Place):
+                uses = with_place(uses, place, self.question.loads[other])
+            else:
+                uses = self._with_parts(other, place.home, place.held, place.layer, uses)
+        return uses
 
     def _record(self, state: _State) -> None:
         rank = (round(state.seconds, 9), state.crossings, self.even.figures(state.uses))
@@ -384,7 +410,7 @@ class _Search:
                 rooms = {} if is_together else self._rooms(name, state.uses)
                 rooms.pop(home, None)
                 cuts += self._streamed(name, home, rooms, state, beside)
-        self._work_left -= _PLACE * len(cuts)
+        self._work_left -= _PLACE * (len(cuts) + len(homes))
         cuts.sort(key=lambda o: (round(o.seconds, 9), o.crossings, self.even.figures(o.uses)))
         return cuts[:1] if is_last or self._narrow else cuts
 
@@ -478,7 +504,7 @@ class _Search:
         after = self._with_parts(name, home, held, layer, uses)
         if not self.question.limits.hold(after, after):
             return None
-        return _Option(seconds, len(ends) - 1, Cut(home, row, ends, tuple(resting), held, layer), after)
+        return _Option(seconds, len(ends) - 1, Cut(home, row, ends, tuple(resting), held, layer, seconds), after)
 
     def _with_parts(self, name: str, home: str, held: Mapping[str, int], layer: int, uses: Uses) -> Uses:
         """Return uses after a component that holds so much on each device, and of which a layer comes to its own."""

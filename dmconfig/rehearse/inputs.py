@@ -11,6 +11,7 @@ import torch
 from dmconfig.check import COUNTS
 from dmconfig.errors import Code, Problem
 from dmconfig.facts import CallParameter, PipelineFacts
+from dmconfig.inputs import SEED
 from dmconfig.rehearse.scaling import Steps
 from dmconfig.rehearse.script import Settings
 
@@ -92,6 +93,7 @@ def meaningless(settings: Settings, facts: PipelineFacts) -> Iterator[Problem]:
         ("--width", settings.width, sized or "width" in known, "draws at a size of its own"),
         ("--frames", settings.frames, not known.isdisjoint(films), "makes no film"),
         ("--steps", settings.steps, _STEPS in known, "has no number of steps"),
+        ("--batch", settings.batch, not known.isdisjoint((*COUNTS, "prompt")), "makes one picture at once"),
     )
     for origin, value, is_known, what in asked:
         if value is not None and not is_known:
@@ -102,13 +104,12 @@ def meaningless(settings: Settings, facts: PipelineFacts) -> Iterator[Problem]:
 def call_of(settings: Settings, facts: PipelineFacts) -> dict[str, int]:
     """Return what is asked beyond the file as arguments that a file can hold under ``call``."""
     known = {parameter.name for parameter in facts.call}
-    batch = settings.batch if settings.batch > 1 else None
     asked = {
         "height": settings.height,
         "width": settings.width,
         **dict.fromkeys(FRAMES, settings.frames),
         _STEPS: settings.steps,
-        **dict.fromkeys(COUNTS, batch),
+        **dict.fromkeys(COUNTS, settings.batch),
     }
     return {name: value for name, value in asked.items() if name in known and value is not None}
 
@@ -123,18 +124,14 @@ def arguments(
     known = {parameter.name: parameter for parameter in facts.call}
     counts = {_parameter(name): each.run for name, each in steps.items()}
     counts[_STEPS] = math.ceil(counts[_STEPS] / _strength(facts, settings, defaults))
-    made = {"generator": torch.Generator("cpu").manual_seed(0), **_texts(known, settings), **_embeddings(pipe, known)}
+    made = {"generator": torch.Generator("cpu").manual_seed(0), **_texts(known), **_embeddings(pipe, known)}
     if not known.keys().isdisjoint((*FRAMES, *_FILMS)):
         made["output_type"] = "pt"  # else the host would be filled with black frames
-    own = {name: value for name, value in {**defaults, **settings.call}.items() if name not in ("seed", *counts)}
-    chosen = {**counts, **_sizes(known, settings), **_batch(known, settings), **made, **own}
+    of_file = {name: value for name, value in defaults.items() if name != SEED}
+    asked = {**call_of(settings, facts), **settings.call, **counts}
+    chosen = _as_batch({**_sizes(known, settings), **made, **of_file, **asked}, known, settings)
     missing = {name: value for name, value in _pictures(pipe, facts, chosen, settings) if name not in chosen}
     return {name: value for name, value in {**chosen, **missing}.items() if name in known}
-
-
-def _batch(known: Mapping[str, CallParameter], settings: Settings) -> dict[str, int]:
-    """How many pictures a prompt; a call that cannot be told is given as many prompts."""
-    return dict.fromkeys(COUNTS, settings.batch) if settings.batch > 1 and not known.keys().isdisjoint(COUNTS) else {}
 
 
 def _chosen(name: str, facts: PipelineFacts, settings: Settings, defaults: Mapping[str, Any]) -> Any:
@@ -163,11 +160,20 @@ def _sizes(known: Mapping[str, CallParameter], settings: Settings) -> dict[str, 
     return {name: value for name, value in either.items() if isinstance(value, int)}
 
 
-def _texts(known: Mapping[str, CallParameter], settings: Settings) -> dict[str, str | list[str]]:
+def _texts(known: Mapping[str, CallParameter]) -> dict[str, str]:
     """The prompt, and what else has to be there of its kind."""
     required = [name for name, parameter in known.items() if parameter.required and name.endswith("prompt")]
-    is_one = settings.batch == 1 or _batch(known, settings)
-    return dict.fromkeys(("prompt", *required), PROMPT if is_one else [PROMPT] * settings.batch)
+    return dict.fromkeys(("prompt", *required), PROMPT)
+
+
+def _as_batch(call: dict[str, Any], known: Mapping[str, CallParameter], settings: Settings) -> dict[str, Any]:
+    """A call for several at once: of one that no parameter tells how many, as many prompts."""
+    batch = settings.batch or 1
+    if batch == 1 or not known.keys().isdisjoint(COUNTS):
+        return call
+    return {
+        name: [value] * batch if "prompt" in name and isinstance(value, str) else value for name, value in call.items()
+    }
 
 
 def _embeddings(pipe: Any, known: Mapping[str, CallParameter]) -> dict[str, torch.Tensor]:

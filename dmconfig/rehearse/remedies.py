@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dmconfig.check import COUNTS
 from dmconfig.errors import DMConfigError
 from dmconfig.plan import Residency
 from dmconfig.rehearse.inputs import call_of
@@ -40,7 +41,7 @@ def changes(script: Script, rehearsal: Rehearsal, settings: Settings) -> tuple[C
         *_tiles(rehearsal, settings),
         *_other_devices(script, rehearsal, settings),
         *_offload(script, rehearsal, settings),
-        *_smaller_batches(settings),
+        *_smaller_batches(script, settings),
     )
 
 
@@ -102,11 +103,13 @@ def _offload(script: Script, rehearsal: Rehearsal, settings: Settings) -> Iterat
             yield _planned(script, settings, {"device_map": "balanced", "low_memory": word})
 
 
-def _smaller_batches(settings: Settings) -> Iterator[Change]:
+def _smaller_batches(script: Script, settings: Settings) -> Iterator[Change]:
     """Fewer pictures at once: half of them, and so on."""
-    batch = settings.batch // 2
+    of_file = next((script.spec.call[name] for name in COUNTS if isinstance(script.spec.call.get(name), int)), 1)
+    asked = settings.batch or of_file
+    batch = asked // 2
     while batch >= 1:
-        yield Change(words=f"make {batch} at once, not {settings.batch}", settings=replace(settings, batch=batch))
+        yield Change(words=f"make {batch} at once, not {asked}", settings=replace(settings, batch=batch))
         batch //= 2
 
 

@@ -22,7 +22,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a rehearsal is asked for beyond the file; None leaves it to the pipeline.
+    """What a rehearsal is asked for beside the file, over which it goes; None leaves it to the file and the pipeline.
 
     ``full`` runs every step. ``tiled`` lets the VAE work tile by tile, as ``pipe.vae.enable_tiling()`` does.
     """
@@ -31,7 +31,7 @@ class Settings:
     width: int | None = None
     frames: int | None = None
     steps: int | None = None
-    batch: int = 1
+    batch: int | None = None
     full: bool = False
     tiled: bool = False
     call: Mapping[str, Any] = field(default_factory=dict)

@@ -58,7 +58,7 @@ def largest(tried: Iterable[Tried]) -> Tried | None:
 
 
 def _tried(script: Script, planner: Planner, inventory: Inventory, settings: Settings) -> Tried:
-    size, batch = settings.height or 0, settings.batch
+    size, batch = settings.height or 0, settings.batch or 1
     try:
         settled = settle(script, planner, inventory, settings)
     except PlanError as error:

@@ -20,15 +20,16 @@ def explain(*arguments: str) -> Result:
 
 def test_explain_key_says_what_it_takes_means_and_looks_like() -> None:
     """Type, default, documentation, an example and the keys inside, from the models."""
-    assert explain("reserve").stdout == (
-        "reserve\n"
-        "  takes    a size or a mapping from <component or device> to a size; default: 1.5GiB\n"
-        "  Kept free for activations on every accelerator used: a whole number of bytes, or a number and a\n"
-        "  unit: 20GiB, 24GB, 512MiB, 1.5TB. Or a mapping: for a device, for the phase in which a component\n"
-        "  runs, and under `default` for the others.\n"
+    assert explain("low_memory").stdout == (
+        "low_memory\n"
+        "  takes    one of none, cpu_offload_with_hook, sequential_cpu_offload, group_offload; default: none\n"
+        "  How components whose weights do not stay on an accelerator get there: cpu_offload_with_hook brings\n"
+        "  each whole while it runs, sequential_cpu_offload one layer at a time, group_offload in groups.\n"
         "  example\n"
-        "    reserve: 3GiB\n"
-        "  inside   reserve.<component or device>\n"
+        "    low_memory: cpu_offload_with_hook\n"
+    )
+    assert explain("reserve").stdout.endswith(
+        "  example\n    reserve: 3GiB\n  inside   reserve.<component or device>\n"
     )
 
 

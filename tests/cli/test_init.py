@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
 from dmconfig.cli import app
 from dmconfig.inventory import parse_machine
 from dmconfig.load import plan_from_yaml
-from dmconfig.plan import Residency
+from dmconfig.starter import device_map_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits" / "pipeline"
@@ -106,14 +107,25 @@ def test_init_leads_to_the_plan_that_it_found(gpus: str, ram: str) -> None:
     assert plan.seconds <= best.seconds * 1.001
 
 
-def test_init_writes_out_what_is_brought_and_what_is_split() -> None:
-    """Components in parts, and those that are brought, have entries that say so."""
-    assert init(FLUX, *machine("16GiB,12GiB", "64GiB")).exit_code == 0
-    plan = plan_from_yaml("pipe.yaml", inventory=parse_machine("16GiB,12GiB", "64GiB"))
-    residencies = {each.component: each.residency for each in plan.assignments}
-    assert residencies["transformer"] is Residency.SPLIT
-    assert residencies["text_encoder_2"] is Residency.PER_LEAF
-    assert "offload: sequential" in Path("pipe.yaml").read_text()
+def test_device_map_of_a_plan_says_what_the_plan_decided() -> None:
+    """Components that stay, are brought in any way, rest on disk or are split are written as a file would say it."""
+    given = {
+        "vae": "cpu",
+        "text_encoder": {"execution": "cuda:1", "offload": "model"},
+        "text_encoder_2": {"execution": "cuda:0", "offload": "sequential", "storage": "disk"},
+        "transformer": "cuda:0",
+        "transformer.single_transformer_blocks": "cuda:1",
+        "transformer.norm_out": {"execution": "cuda:0", "offload": "sequential"},
+    }
+    Path("spec.yaml").write_text(yaml.safe_dump({"version": 1, "pipeline": {"source": FLUX}, "device_map": given}))
+    plan = plan_from_yaml("spec.yaml", inventory=parse_machine("2x24GiB", "64GiB", disk="100GiB"))
+    assert device_map_of(plan) == given
+
+
+def test_device_map_of_a_plan_on_one_device_is_that_device() -> None:
+    """Where everything stays on one device, that is all there is to say."""
+    Path("spec.yaml").write_text(yaml.safe_dump({"version": 1, "pipeline": {"source": FLUX}}))
+    assert device_map_of(plan_from_yaml("spec.yaml", inventory=parse_machine("80GiB", "64GiB"))) == "cuda:0"
 
 
 def test_init_does_not_overwrite_without_being_told_to() -> None:

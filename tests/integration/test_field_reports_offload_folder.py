@@ -98,8 +98,8 @@ def test_other_names_of_the_folder_are_refused_with_the_one_there_is(name: str, 
         plan_from_yaml(spec)
 
     problem = only_problem(caught.value)
-    assert (problem.code, problem.path) == (Code.UNKNOWN_KEY, (name,))
-    assert "offload_folder" in problem.why
+    assert (problem.code, problem.path) == (Code.RENAMED_KEY, (name,))
+    assert problem.fix.startswith(f"{name} -> offload_folder")
 
 
 def test_without_a_folder_what_is_cast_cannot_rest_on_disk(tmp_path: Path, virtual_machine: MakeMachine) -> None:
@@ -286,6 +286,6 @@ def test_pickled_weights_are_refused_and_not_copied(copied: Path, tmp_path: Path
         load_from_yaml(write_spec(tmp_path, {"unet": on_disk("cuda:0", "model"), "default": "cuda:1"}, copied))
 
     problem = only_problem(caught.value)
-    assert problem.code == Code.WEIGHTS_MISSING
+    assert problem.code == Code.PICKLE_NOT_TRUSTED
     assert "safetensors" in f"{problem.what} {problem.why} {problem.fix}"
     assert not (tmp_path / "offload").exists()

@@ -405,8 +405,10 @@ def test_b13_the_reported_map_has_the_places_within_components(device_map: str) 
 def test_b14_a_device_beside_the_map_is_refused_and_sent_there(device_map: str, key: str) -> None:
     """There is one place to say where things go; another key for it is named with the one that is meant."""
     (problem,) = problems(f"{device_map}{key}: cuda")
-    assert (problem.code, problem.path, line_of(problem)) == (Code.UNKNOWN_KEY, (key,), 4 + bool(device_map))
-    assert problem.fix == "use 'device_map'"
+    code = Code.RENAMED_KEY if key in ("device", "gpu") else Code.UNKNOWN_KEY
+    assert (problem.code, problem.path, line_of(problem)) == (code, (key,), 4 + bool(device_map))
+    assert "device_map" in problem.what + problem.fix
+    assert (problem.edit is None) == (bool(device_map) or code is Code.UNKNOWN_KEY)
 
 
 @pytest.mark.parametrize(
@@ -414,13 +416,14 @@ def test_b14_a_device_beside_the_map_is_refused_and_sent_there(device_map: str, 
     [
         ("components: {unet: {device: cuda}}", "device", "it belongs under 'device_map.unet'"),
         ("components: {unet: {device_map: auto}}", "device_map", "it belongs at the top level"),
-        ("device_map: {unet: {execution: 0, device: 1}, default: cpu}", "device", "use 'execution'"),
+        ("device_map: {unet: {execution: 0, device: 1}, default: cpu}", "device", "keep one of them"),
     ],
 )
 def test_b14_a_device_of_a_component_beside_the_map_is_refused_too(lines: str, key: str, fix: str) -> None:
     """A component says where it comes from, the map where it lives."""
     (problem,) = problems(lines)
-    assert (problem.code, problem.path and problem.path[-1]) == (Code.UNKNOWN_KEY, key)
+    code = Code.RENAMED_KEY if lines.startswith("device_map") else Code.UNKNOWN_KEY
+    assert (problem.code, problem.path and problem.path[-1]) == (code, key)
     assert problem.fix == fix
 
 
