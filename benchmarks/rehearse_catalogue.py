@@ -4,7 +4,7 @@ Each is a process of its own, ``dmconfig rehearse``, with the denoisers on one d
 What comes out is held against what each pipeline returns by default, and the peaks against those of a former study
 (``STUDY``), whose placements were made by accelerate's hooks. The exit code is 1 when one fails, returns something
 else (a film that is too short, above all), is off by more than 2 % without an explanation here, or when FLUX takes more
-time or memory than its limits.
+processor time or memory than its limits.
 
     python benchmarks/rehearse_catalogue.py [ID ...]
 """
@@ -183,11 +183,19 @@ def judged(hub_id: str, result: Mapping[str, Any], expected: Expected, taken: Ma
 
 
 def flux_limits(folder: Path) -> str:
-    """Return what is wrong with the best of a few runs of FLUX: other programs slow some down, and make none fast."""
+    """Return what is wrong with the best of a few runs of FLUX: other programs slow some down, and make none fast.
+
+    Judged is processor time: it runs in one thread, so on an idle machine the clock is hardly behind it, and on a busy
+    one the clock tells of the others. Both are printed.
+    """
     rows = [rehearsed(FLUX, folder) for _ in range(FLUX_TRIES)]
-    best = min(row.seconds for row in rows)
+    best = min(row.processor_s for row in rows)
     most = max(row.rss_bytes for row in rows)
-    print(f"FLUX: {best:.1f} s of at most {FLUX_LIMIT_S:g}, {most / MIB:.0f} MiB of at most {FLUX_LIMIT_BYTES // MIB}")
+    clock = min(row.seconds for row in rows)
+    print(
+        f"FLUX: {best:.1f} s of processor time ({clock:.1f} s by the clock) of at most {FLUX_LIMIT_S:g}, "
+        f"{most / MIB:.0f} MiB of at most {FLUX_LIMIT_BYTES // MIB}"
+    )
     return "FLUX is over its limits" if best > FLUX_LIMIT_S or most > FLUX_LIMIT_BYTES else ""
 
 

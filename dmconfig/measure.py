@@ -160,6 +160,8 @@ def _known_layout(component: Component, size: Footprint, hub: Headers | None) ->
 
 def known_by_config(component: Component, dtype: str) -> Layout | None:
     """Return the packaged layout of a component of transformers: what its config says, here or packaged, tells it."""
+    if casting_of(component.asked) is not None:
+        return None
     return layout_by_config(
         model_config(component),
         component.class_name,
@@ -187,16 +189,17 @@ def component_weights(component: Component) -> WeightFiles | None:
 
 def model_config(component: Component) -> Mapping[str, Any]:
     """Return the config of a component, its own or the packaged one; empty where there is none, or none that is one."""
-    return _config_in(config_folder_of(component))
+    return read_config(config_folder_of(component))
 
 
 def config_of_home(source: Source, name: str) -> Mapping[str, Any]:
     """Return the config of a component as a pipeline has it, whatever is used in its place; empty without one."""
     home = source.folder or (config_folder(source.hub_id) if source.hub_id else None)
-    return _config_in(home / name if home is not None else None)
+    return read_config(home / name if home is not None else None)
 
 
-def _config_in(folder: Path | None) -> Mapping[str, Any]:
+def read_config(folder: Path | None) -> Mapping[str, Any]:
+    """Return the config in folder; empty where there is none, or none that is one."""
     names = CONFIG_FILES if folder is not None else ()
     file = next((folder / name for name in names if folder is not None and (folder / name).is_file()), None)
     try:

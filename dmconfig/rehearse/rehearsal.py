@@ -77,7 +77,7 @@ def _run_through(script: Script, plan: Plan, inventory: Inventory, settings: Set
     phase = "placing"
     with gc_frozen(), machine, torch.no_grad():
         try:
-            _place(run, script, plan, settings)
+            _place(run, script, plan)
             phase = OUTSIDE
             _call(run, script, settings)
         except DMConfigError:
@@ -87,13 +87,11 @@ def _run_through(script: Script, plan: Plan, inventory: Inventory, settings: Set
     return run
 
 
-def _place(run: _Run, script: Script, plan: Plan, settings: Settings) -> None:
+def _place(run: _Run, script: Script, plan: Plan) -> None:
     """Put every component on the machine, where the plan has it; the books begin afterwards."""
     for part in run.pipe.components.values():
         if isinstance(part, torch.nn.Module):
             run.machine.adopt(part)
-        if settings.tiled and hasattr(part, "enable_tiling"):
-            part.enable_tiling()
     options = script.spec.group_offload.model_dump()
     dispatch(run.pipe, plan, in_turn=script.assembly.in_turn, group_options=options, is_mapped=False)
     run.machine.ledger.reset()

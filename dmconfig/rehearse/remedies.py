@@ -17,7 +17,7 @@ from dmconfig.rehearse.model import Rehearsal, Remedy
 from dmconfig.rehearse.report import verdict
 from dmconfig.rehearse.script import Script, Settings
 from dmconfig.rehearse.settling import told
-from dmconfig.spec import REHEARSED
+from dmconfig.spec import REHEARSED, ComponentSpec
 
 Trial = Callable[[Mapping[str, Any], Settings], Rehearsal]
 """Rehearses the file with some of its keys set otherwise. Raises: DMConfigError: that cannot be."""
@@ -38,7 +38,7 @@ def changes(script: Script, rehearsal: Rehearsal, settings: Settings) -> tuple[C
     if rehearsal.fits or (rehearsal.failure is not None and rehearsal.failure.kind != "out of memory"):
         return ()
     return (
-        *_tiles(rehearsal, settings),
+        *_tiles(script, rehearsal, settings),
         *_other_devices(script, rehearsal, settings),
         *_offload(script, rehearsal, settings),
         *_smaller_batches(script, settings),
@@ -60,12 +60,13 @@ def _tried(change: Change, trial: Trial | None) -> Remedy:
     return Remedy(words=change.words, change=change.keys, fits=again.fits, verdict=verdict(again))
 
 
-def _tiles(rehearsal: Rehearsal, settings: Settings) -> Iterator[Change]:
+def _tiles(script: Script, rehearsal: Rehearsal, settings: Settings) -> Iterator[Change]:
     """Decoding tile by tile, where a decoder is what does not fit."""
-    for name in sorted(_too_much(rehearsal)):
-        if name in _WITH_TILES and not settings.tiled:
-            words = f"let the {name} work tile by tile: pipe.{name}.enable_tiling() once it is loaded"
-            yield Change(words=words, settings=replace(settings, tiled=True))
+    for name in _too_much(rehearsal):
+        asked = script.spec.components.get(name)
+        if name in _WITH_TILES and not (isinstance(asked, ComponentSpec) and asked.tiling):
+            keys = {f"components.{name}.tiling": True}
+            yield Change(words=f"set components.{name}.tiling: true", keys=keys, settings=settings)
 
 
 def _other_devices(script: Script, rehearsal: Rehearsal, settings: Settings) -> Iterator[Change]:

@@ -24,7 +24,7 @@ class Script:
 class Settings:
     """What a rehearsal is asked for beside the file, over which it goes; None leaves it to the file and the pipeline.
 
-    ``full`` runs every step. ``tiled`` lets the VAE work tile by tile, as ``pipe.vae.enable_tiling()`` does.
+    ``full`` runs every step.
     """
 
     height: int | None = None
@@ -33,5 +33,4 @@ class Settings:
     steps: int | None = None
     batch: int | None = None
     full: bool = False
-    tiled: bool = False
     call: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,8 @@ class Tried:
     """One setting of a sweep on one machine: whether it runs there, and the device that comes closest to full.
 
     ``why_not`` is empty where it fits. One that is larger than another that does not fit is not tried. Where no plan
-    was found, or it was not tried, nothing is known of what it needs, and ``device`` is empty.
+    was found, or it was not tried, nothing is known of what it needs, and ``device`` is empty. ``seconds`` is what
+    moving weights, and computing on the cpu, adds to a generation: an estimate.
     """
 
     machine: str
@@ -28,6 +29,7 @@ class Tried:
     device: str = ""
     need_bytes: int = 0
     capacity_bytes: int = 0
+    seconds: float = 0.0
 
 
 def sweep(
@@ -73,4 +75,5 @@ def _tried(script: Script, planner: Planner, inventory: Inventory, settings: Set
         device=device.id,
         need_bytes=settled.taken.need_bytes[device.id],
         capacity_bytes=device.total_bytes,
+        seconds=settled.plan.seconds,
     )

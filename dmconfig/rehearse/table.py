@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict  # pydantic makes no schema of typing's own before Python 3.12
 
+from dmconfig.rehearse.report import about
 from dmconfig.rehearse.sweeping import Tried, largest
 from dmconfig.render.columns import Column, table_lines, wrapped
 from dmconfig.render.data import ProblemsData
@@ -17,7 +18,13 @@ from dmconfig.units import format_bytes
 SWEEP_VERSION: Final = 1
 Sweep = Mapping[str, Sequence[Tried]]
 """What was tried, by machine."""
-_LARGEST = (Column("machine"), Column("largest that fits"), Column("needs", right=True), Column("of", right=True))
+_LARGEST = (
+    Column("machine"),
+    Column("largest that fits"),
+    Column("needs", right=True),
+    Column("of", right=True),
+    Column("moving weights", right=True),
+)
 _NOT_TRIED, _TOO_LARGE = "-", "no"
 
 
@@ -34,9 +41,9 @@ def sweep_text(sweep: Sweep, width: int | None = None) -> str:
 def _largest_row(machine: str, tried: Sequence[Tried]) -> tuple[str, ...]:
     best = largest(tried)
     if best is None:
-        return machine, "none", "", ""
+        return machine, "none", "", "", ""
     on = f"{format_bytes(best.capacity_bytes)} on {best.device}"
-    return machine, _setting(best), format_bytes(best.need_bytes), on
+    return machine, _setting(best), format_bytes(best.need_bytes), on, about(best.seconds) if best.seconds else "none"
 
 
 def _grid_lines(sweep: Sweep, width: int | None) -> list[str]:
@@ -86,6 +93,9 @@ class TriedData(TypedDict):
     device: Annotated[str | None, Field(description="The accelerator that comes closest to full.")]
     need_bytes: Annotated[int | None, Field(description="What that has to have, in bytes; null where it is not known.")]
     capacity_bytes: Annotated[int | None, Field(description="What it has, in bytes.")]
+    seconds: Annotated[
+        float, Field(ge=0, description="What moving weights adds to a generation, in seconds, an estimate.")
+    ]
     why_not: Annotated[str | None, Field(description="Why it does not fit; null where it does.")]
 
 
@@ -145,5 +155,6 @@ def _tried_data(tried: Tried) -> TriedData:
         "device": tried.device or None,
         "need_bytes": tried.need_bytes or None,
         "capacity_bytes": tried.capacity_bytes or None,
+        "seconds": tried.seconds,
         "why_not": tried.why_not or None,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic makes no schema of typing's own before Python 3.12
@@ -263,26 +263,16 @@ def _component_data(assignment: Assignment) -> ComponentData:
 
 
 def _part_data(part: Part) -> PartData:
-    return {
-        "path": part.path,
-        "bytes": part.nbytes,
-        "peak_bytes": part.peak_bytes,
-        "execution_device": part.execution_device,
-        "storage_device": part.storage_device,
-        "residency": part.residency,
-    }
+    return cast("PartData", _fields_of(part))
 
 
 def _device_data(device: DeviceUse) -> DeviceData:
-    return {
-        "id": device.id,
-        "description": device.description,
-        "total_bytes": device.total_bytes,
-        "budget_bytes": device.budget_bytes,
-        "used_bytes": device.used_bytes,
-        "reserved_bytes": device.reserved_bytes,
-        "free_bytes": device.free_bytes,
-    }
+    return cast("DeviceData", {**_fields_of(device), "free_bytes": device.free_bytes})
+
+
+def _fields_of(record: Part | DeviceUse) -> dict[str, Any]:
+    """The fields of a record, a size under the name that JSON has for it."""
+    return {"bytes" if name == "nbytes" else name: value for name, value in asdict(record).items()}
 
 
 def _proof_data(proof: Proof) -> ProofData:

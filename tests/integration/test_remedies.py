@@ -69,7 +69,7 @@ def test_every_remedy_is_tried_and_told(tried: Rehearsal) -> None:
     """Tiles, the other device, offload and a smaller batch are each rehearsed, and some help."""
     assert not tried.fits
     assert {remedy.words: remedy.fits for remedy in tried.remedies} == {
-        "let the vae work tile by tile: pipe.vae.enable_tiling() once it is loaded": True,
+        "set components.vae.tiling: true": True,
         "place vae on cuda:1": True,
         f"set device_map: auto, {ASKED}": True,
         f"set device_map: balanced, low_memory: cpu_offload_with_hook, {ASKED}": True,
@@ -81,11 +81,13 @@ def test_every_remedy_is_tried_and_told(tried: Rehearsal) -> None:
 
 def test_what_is_said_to_help_fits_when_it_is_written_down(tried: Rehearsal, file: Path, tight: str) -> None:
     """The keys of a remedy, set in the file, give a rehearsal that comes to the same."""
-    remedy = tried.remedies[1]
-    assert remedy.change == {"device_map": {**PLACES["device_map"], "vae": "cuda:1"}}
-    again = rehearsed(file, tight, tries=False, **remedy.change)
-    assert again.fits
-    assert verdict(again) == remedy.verdict
+    tiles, elsewhere = tried.remedies[:2]
+    assert tiles.change == {"components.vae.tiling": True}
+    assert elsewhere.change == {"device_map": {**PLACES["device_map"], "vae": "cuda:1"}}
+    for remedy in (tiles, elsewhere):
+        again = rehearsed(file, tight, tries=False, **{**PLACES, **remedy.change})
+        assert again.fits
+        assert verdict(again) == remedy.verdict
 
 
 def test_what_does_not_help_is_told_so(tried: Rehearsal) -> None:
@@ -117,20 +119,7 @@ def test_without_being_asked_nothing_is_tried(tried: Rehearsal, file: Path) -> N
     named = replace(tried, remedies=remedies(changes(script_of(checked), tried, SETTINGS)))
     assert [each.words for each in named.remedies] == [each.words for each in tried.remedies]
     assert all(remedy.fits is None and not remedy.verdict for remedy in named.remedies)
-    assert "what may help (--fix rehearses each):\n  let the vae work" in rehearsal_text(named)
-
-
-def test_tiles_take_less(file: Path) -> None:
-    """A decode by tiles holds less at once than one of the whole picture."""
-    checked = check_file(file, overrides_from_mapping({"device_map": "cuda:0"}))
-    machine = parse_machine("2GiB", "8GiB")
-    plan = plan_for(checked, machine)
-    peaks = []
-    for tiled in (False, True):
-        rehearsal = rehearse(script_of(checked), plan, machine, Settings(height=128, width=128, tiled=tiled))
-        peaks.append({phase.phase: phase.activations_bytes for phase in rehearsal.devices[0].phases}["vae.decode"])
-        assert rehearsal.output == (1, 128, 128)
-    assert peaks[1] < peaks[0]
+    assert "what may help (--fix rehearses each):\n  set components.vae.tiling: true" in rehearsal_text(named)
 
 
 # In a process of its own, where real accelerators are
