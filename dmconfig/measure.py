@@ -38,6 +38,8 @@ from dmconfig.units import format_bytes
 from dmconfig.weights import TensorInfo, WeightFiles, find_weights, read_tensors
 
 AUTO = "auto"
+_VARIANTS = {"fp16": "float16", "bf16": "bfloat16"}
+"""The dtype of published variants; the catalogue's figures are of plain weights."""
 
 Headers = Callable[[Component], Sequence[TensorInfo] | None]
 """The tensors of a component's weights where they are, or None where there are none."""
@@ -406,7 +408,11 @@ def _patterns(component: Component, dtype: str) -> tuple[str, ...]:
 def _from_catalogue(component: Component, dtype: str | None) -> Footprint | None:
     known = find_pipeline(component.home.hub_id) if component.home.hub_id else None
     part = known.component(component.name) if known else None
-    return part.footprint(dtype) if part and part.class_name == component.class_name else None
+    size = part.footprint(dtype) if part and part.class_name == component.class_name else None
+    stored = _VARIANTS.get(component.variant or "")
+    if size is None or stored is None:
+        return size
+    return replace(size, stored_dtype=stored, needs_cast=stored != size.dtype)
 
 
 def variant_notes(assembly: Assembly) -> Iterator[str]:

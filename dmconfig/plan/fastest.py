@@ -28,8 +28,8 @@ from dmconfig.plan.prices import Prices
 from dmconfig.plan.requests import Place, Request
 from dmconfig.plan.uses import Limits, Load, Use, Uses, kind_of, with_place
 
-MAX_WORK = 200_000
-"""What a search may take before it settles for the best it has: less than a second. A place counts ``_PLACE``, a set of
+MAX_WORK = 300_000
+"""What a search may take before it settles for the best it has: about a second. A place counts ``_PLACE``, a set of
 devices that is looked at for a split counts 1."""
 _PLACE = 16
 MAX_TIES = 500

@@ -174,9 +174,12 @@ def _on_the_cpu(task: Task) -> Iterator[tuple[str, Task]]:
         return
     free = [name for name in task.names if name not in task.spec.placements and role_of(name) != DENOISER]
     for name in sorted(free, key=lambda name: task.prices.seconds(name, Place(CPU), task.footprints[name].nbytes)):
-        varied = task.variation(device_map={**task.spec.placements, "default": task.spec.strategy, name: CPU})
+        strategy = task.spec.strategy
+        varied = task.variation(device_map={**task.spec.placements, "default": strategy, name: CPU})
         if varied.found() is not None:
-            yield f"allow the cpu for {name}: device_map.{name}: cpu", varied
+            in_map = f"device_map.{name}: {CPU}"
+            as_map = f"device_map: {{{name}: {CPU}, default: {strategy}}}"
+            yield f"use {in_map if task.spec.placements else as_map}", varied
             return
 
 

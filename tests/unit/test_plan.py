@@ -527,7 +527,13 @@ def advised(fix: str) -> list[dict[str, Any]]:
         return []
     changes = []
     for piece in fix.split("; or "):
+        if piece.startswith("one more card of"):
+            continue  # of the machine, not of the file
         change: dict[str, Any] = dict(re.findall(r"(device_map|low_memory): (\w+)", piece))
+        if on_cpu := re.fullmatch(r"use device_map\.(\w+): cpu", piece):
+            change[f"device_map.{on_cpu[1]}"] = "cpu"
+        if as_map := re.fullmatch(r"use device_map: \{(\w+): cpu, default: (\w+)\}", piece):
+            change["device_map"] = {as_map[1]: "cpu", "default": as_map[2]}
         if pin := re.fullmatch(r"place (\w+) on (\S+)", piece):
             change[f"device_map.{pin[1]}"] = pin[2]
         if piece == "remove max_memory":

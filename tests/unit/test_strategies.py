@@ -707,7 +707,7 @@ def test_notes_of_a_call_that_is_larger_than_the_reserve_is_for() -> None:
     ("cards", "fix"),
     [
         # 1 + 4 + 2 beside 1 of reserve
-        ([7.5], "allow the cpu for text_encoder: device_map.text_encoder: cpu"),
+        ([7.5], "use device_map: {text_encoder: cpu, default: sequential}"),
         ([5.25], "one more card of 5.2 GiB"),
     ],
 )
