@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dmconfig.adapters import Adapter, changed_components, locate_adapters, unplaceable_adapters
+from dmconfig.catalog import find_pipeline
+from dmconfig.checkpoint import part_of, pipeline_told_by, read_single_file
 from dmconfig.errors import Code, DMConfigError, Problem, SpecError, nearest
 from dmconfig.facts import (
     ClassFacts,
@@ -32,16 +34,20 @@ from dmconfig.resolve import Resolved
 from dmconfig.source import (
     CONFIG_FILES,
     INDEX_FILE,
+    NO_CODE,
     Entry,
     PipelineIndex,
     Source,
     is_local,
+    is_whole_pipeline,
     locate_source,
     model_class_in,
     read_index,
 )
 from dmconfig.spec import ComponentSpec, QuantizationSpec, Spec
 from dmconfig.switches import refused_by_switches
+
+LIBRARIES = ("diffusers", "transformers")
 
 PIPELINE = "pipeline"
 """What the pipeline of the file is called beside those of ``pipelines``."""
@@ -54,7 +60,9 @@ class Component:
     """One component that will be loaded.
 
     ``folder`` holds its config and weights, or is None for a hub source of which that is not on this machine yet.
-    ``subfolder`` is the one asked for; None leaves it to the kind of source.
+    ``subfolder`` is the one asked for; None leaves it to the kind of source. Where ``source`` is one file of weights,
+    ``config_source`` is where its config comes from, and ``folder`` holds that; ``shares_file``: the file is the
+    pipeline's, with the weights of others.
     ``variant_required`` tells a variant asked for this component from one asked for the whole pipeline, which
     components without such files do without. ``path`` is where the file speaks of it.
     """
@@ -75,6 +83,19 @@ class Component:
     quantization: QuantizationSpec | None = None
     parts: tuple[Component, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    config_source: Source | None = None
+    shares_file: bool = False
+    allows_pickle: bool = False
+
+    @property
+    def home(self) -> Source:
+        """Where its config comes from."""
+        return self.config_source or self.source
+
+    @property
+    def is_single_file(self) -> bool:
+        """Whether its weights are in one file, by itself or with those of others, and not beside its config."""
+        return self.source.file is not None
 
     @property
     def is_module(self) -> bool:
@@ -150,7 +171,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
 
     Raises: SpecError: the source or the pipeline class is missing or unknown.
     """
-    source, index = _pipeline_source(resolved, spec)
+    source, file, index = _pipeline_source(resolved, spec)
     facts = _pipeline_class(resolved, spec, index)
     sharing, problems = _sharing(resolved, spec)
     class_path: ConfigPath = ("pipeline", "class" if spec.pipeline.class_name else "source")
@@ -159,7 +180,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
         **{("pipelines", each.name, "class"): each.facts for each in sharing},
     }
     problems += _unknown_components(resolved, spec, *classes.values())
-    assemblers = [_Assembler(resolved, spec, source, index, each, path) for path, each in classes.items()]
+    assemblers = [_Assembler(resolved, spec, source, file, index, each, path) for path, each in classes.items()]
     found, unfit = _components(assemblers)
     adapters, wrong = locate_adapters(resolved, spec, facts)
     assembly = Assembly(
@@ -226,16 +247,58 @@ def unknown_component(resolved: Resolved, path: ConfigPath, facts: PipelineFacts
     return resolved.problem(Code.UNKNOWN_COMPONENT, path, what, why=why, fix=fix, key=True)
 
 
-def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, PipelineIndex]:
+def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, Source | None, PipelineIndex]:
+    """Return where the pipeline's index and configs are, the one file of its weights if it is that, and the index."""
     path: ConfigPath = ("pipeline", "source")
-    if spec.pipeline.revision is not None and is_local(spec.pipeline.source):
-        raise SpecError([_needless_revision(resolved, ("pipeline", "revision"), spec.pipeline.source)])
+    asked = spec.pipeline
+    if asked.revision is not None and is_local(asked.source):
+        raise SpecError([_needless_revision(resolved, ("pipeline", "revision"), asked.source)])
     try:
-        folder = resolved.folder_of(path)
-        source = locate_source(spec.pipeline.source, folder=folder, revision=spec.pipeline.revision)
-        return source, read_index(source)
+        folder, local_only = resolved.folder_of(path), asked.local_files_only
+        source = locate_source(asked.source, folder=folder, revision=asked.revision, local_only=local_only)
+        file = source if source.file is not None else None
+        home = source if file is None else _home_of(file, resolved, spec)
+        return home, file, read_index(home)
+    except SpecError:
+        raise
     except DMConfigError as error:
         raise SpecError(resolved.located(error.problems, path)) from None
+
+
+def _home_of(file: Source, resolved: Resolved, spec: Spec) -> Source:
+    """Return the pipeline whose configs and tokenizers go with a file of all weights: as asked, else as they tell."""
+    asked, path = spec.pipeline, ("pipeline", "config")
+    if file.is_gguf:
+        what = f"{file.text} holds the weights of one component, not a pipeline"
+        fix = (
+            "name the pipeline here, and the file as the source of one of its components: components.transformer.source"
+        )
+        raise SpecError([resolved.problem(Code.NOT_A_PIPELINE, ("pipeline", "source"), what, fix=fix)])
+    if asked.config is not None:
+        return locate_config(resolved, path, asked.config, asked.config_revision, local_only=asked.local_files_only)
+    told = pipeline_told_by(read_single_file(file.path)) if file.path is not None and not file.is_pickle else None
+    if told is None:
+        what = f"which pipeline the weights in {file.text} are of cannot be told from their names"
+        fix = "add pipeline.config with the folder or hub id of a pipeline with the same configs and tokenizers"
+        raise SpecError([resolved.problem(Code.CONFIG_NOT_FOUND, ("pipeline", "source"), what, fix=fix)])
+    return locate_source(told, folder=resolved.folder_of(path), local_only=asked.local_files_only)
+
+
+def locate_config(resolved: Resolved, path: ConfigPath, text: str, revision: str | None, *, local_only: bool) -> Source:
+    """Return the folder or repository with the configs of a single file; ``path`` is where the spec names it.
+
+    Raises: SpecError: it is not there, or is itself a file.
+    """
+    if revision is not None and is_local(text):
+        raise SpecError([_needless_revision(resolved, (*path[:-1], "config_revision"), text)])
+    try:
+        source = locate_source(text, folder=resolved.folder_of(path), revision=revision, local_only=local_only)
+    except DMConfigError as error:
+        raise SpecError(resolved.located(error.problems, path)) from None
+    if source.file is not None:
+        what, fix = f"{text} is a file of weights, and a folder with configs is expected", "name its folder"
+        raise SpecError([resolved.problem(Code.CONFIG_NOT_FOUND, path, what, fix=fix)])
+    return source
 
 
 def _needless_revision(resolved: Resolved, path: ConfigPath, source: str) -> Problem:
@@ -290,6 +353,26 @@ def _wrappers(slot: ComponentSlot) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a component's weights are, the folder with its config, and where that is, if somewhere else."""
+
+    source: Source
+    folder: Path | None
+    config_source: Source | None
+    shares_file: bool = False
+
+
+def _class_at(name: str, origin: _Origin) -> str | None:
+    """Return the class that a component's own config names, or the one that the catalogue knows."""
+    if origin.folder is not None:
+        return model_class_in(origin.folder)
+    home = origin.config_source or origin.source
+    known = find_pipeline(home.hub_id) if home.hub_id else None
+    part = known.component(name) if known else None
+    return part.class_name if part else None
+
+
+@dataclass(frozen=True, slots=True)
 class _Assembler:
     """Makes the components of one pipeline, each from what the file asks and what the source lists.
 
@@ -299,6 +382,7 @@ class _Assembler:
     resolved: Resolved
     spec: Spec
     source: Source
+    file: Source | None
     index: PipelineIndex
     facts: PipelineFacts
     class_path: ConfigPath
@@ -324,31 +408,48 @@ class _Assembler:
             return self._several(slot, asked)
         return self._one(slot, asked, listed)
 
-    def _one(self, slot: ComponentSlot, asked: ComponentSpec, listed: Entry | None) -> Component:
+    def _one(self, slot: ComponentSlot, asked: ComponentSpec, listed: Entry | None) -> Component | None:
         name = slot.name
         if listed is None and asked.source is None and not asked.subfolder:
             raise SpecError([self._nothing_listed(name)])
-        source, folder = self._place(name, asked)
-        entry = self._entry(name, asked, listed, folder)
+        origin = self._origin(name, asked, listed)
+        entry = self._entry(name, asked, listed, origin)
         facts = class_facts(entry.library, entry.class_name)
         if facts is None:
             raise SpecError([self._unknown_class(slot, entry)])
+        if self.file is not None and asked.source is None and is_module_class(facts):
+            if not self._is_in_file(name, facts):
+                if slot.optional and asked == ComponentSpec():
+                    return None  # as diffusers leaves the safety checker out
+                raise SpecError([self._not_in_file(name)])
+            origin = _Origin(self.file, origin.folder, self.source, shares_file=True)
+        return self._component(name, asked, entry, facts, origin)
+
+    def _component(
+        self, name: str, asked: ComponentSpec, entry: Entry, facts: ClassFacts, origin: _Origin
+    ) -> Component:
+        pipeline = self.spec.pipeline
+        missing = asked.variant_missing or ("error" if asked.variant is not None else pipeline.variant_missing)
+        reason = asked.allow_pickle or (pipeline.allow_pickle if asked.source is None else None)
         return Component(
             name=name,
             library=entry.library,
             class_name=entry.class_name,
             facts=facts,
-            source=source,
-            folder=folder,
+            source=origin.source,
+            folder=origin.folder,
             subfolder=asked.subfolder,
-            variant=asked.variant or self.spec.pipeline.variant,
-            variant_required=asked.variant is not None,
-            dtype=asked.dtype or self.spec.pipeline.dtype,
-            config=asked.config,
+            variant=asked.variant or pipeline.variant,
+            variant_required=missing == "error",
+            dtype=asked.dtype or pipeline.dtype,
+            config=asked.config_values,
             path=self._path(name),
             asked=asked,
             quantization=self.spec.quantization_of(name),
             refused={**refused_by_switches(asked), **refused_by_backend(self.spec.quantization_of(name))},
+            config_source=origin.config_source,
+            shares_file=origin.shares_file,
+            allows_pickle=reason is not None,
         )
 
     def _several(self, slot: ComponentSlot, asked: tuple[ComponentSpec, ...]) -> Component:
@@ -369,7 +470,8 @@ class _Assembler:
         listed = None if listed is not None and listed.class_name == wrapper else listed
         for place, each in enumerate(asked):
             try:
-                parts.append(replace(self, place=place)._one(slot, each, listed))
+                part = replace(self, place=place)._one(slot, each, listed)
+                parts += [part] if part is not None else []
             except DMConfigError as error:
                 problems.extend(error.problems)
         if problems:
@@ -395,6 +497,11 @@ class _Assembler:
         names = [name, *(f"{name}_{index}" for index in range(1, len(list(folder.iterdir()))))]
         there = itertools.takewhile(lambda each: (folder / each).is_dir(), names)
         return tuple(ComponentSpec(subfolder=each) for each in there)
+
+    def _is_in_file(self, name: str, facts: ClassFacts) -> bool:
+        """Tell whether the pipeline's one file has weights of a component; what cannot be looked into has all."""
+        path = self.file.path if self.file is not None and not self.file.is_pickle else None
+        return path is None or bool(part_of(name, facts, read_single_file(path)))
 
     def unshared(self, slot: ComponentSlot, component: Component | None) -> Iterator[Problem]:
         """Yield why this class cannot have a component that another one has, or does without."""
@@ -461,44 +568,65 @@ class _Assembler:
             facts is not None and held not in component.facts.ancestors and component.class_name not in facts.ancestors
         )
 
-    def _place(self, name: str, asked: ComponentSpec) -> tuple[Source, Path | None]:
+    def _origin(self, name: str, asked: ComponentSpec, listed: Entry | None) -> _Origin:
         """Return where a component comes from, and the folder with its config (None when only the hub has it)."""
-        if asked.source is None:
-            source, here = self.source, self.source.folder
-        else:
-            source = self._own_source(name, asked.source, asked.revision)
-            here = source.folder
-        if here is None:
-            return source, None
-        in_pipeline = asked.source is None or (here / INDEX_FILE).is_file()
-        folder = here / (asked.subfolder or (name if in_pipeline else ""))
-        if any((folder / config).is_file() for config in CONFIG_FILES):
-            return source, folder
-        if source.hub_id:
-            return source, None  # fetch completes it
-        if asked.source is None and folder.is_dir():
-            return source, folder  # a tokenizer without a config of its own
-        raise SpecError([self._not_in(here, folder, name)])
+        source = self.source if asked.source is None else self._own_source(name, asked)
+        if source.file is not None:
+            home = self._home(name, asked, listed)
+            return _Origin(source, self._folder(name, asked, home), home)
+        return _Origin(source, self._folder(name, asked, source), None)
 
-    def _own_source(self, name: str, text: str, revision: str | None) -> Source:
+    def _folder(self, name: str, asked: ComponentSpec, home: Source) -> Path | None:
+        """Return the folder of a component in the source of its config."""
+        if home.folder is None:
+            return None
+        in_pipeline = home is self.source or is_whole_pipeline(home)
+        folder = home.folder / (asked.subfolder or (name if in_pipeline else ""))
+        if any((folder / config).is_file() for config in CONFIG_FILES):
+            return folder
+        if home.hub_id:
+            return None  # fetch completes it
+        if asked.source is None and folder.is_dir():
+            return folder  # a tokenizer without a config of its own
+        raise SpecError([self._not_in(home.folder, folder, name)])
+
+    def _home(self, name: str, asked: ComponentSpec, listed: Entry | None) -> Source:
+        """Return where the config of a single file is: as asked, else the pipeline's own, else as its weights tell."""
+        if asked.config_source is not None:
+            path: ConfigPath = (*self._path(name), "config")
+            text, local_only = asked.config_source, self._local_only(asked)
+            return locate_config(self.resolved, path, text, asked.config_revision, local_only=local_only)
+        if listed is None or asked.class_name not in (None, listed.class_name):
+            what = f"the pipeline's source has no config of {name!r} for the weights in {asked.source}"
+            fix = f"add components.{name}.config with the folder or hub id of a model that has the same config"
+            raise SpecError([self._problem(Code.CONFIG_NOT_FOUND, name, what, "source", fix=fix)])
+        return self.source
+
+    def _local_only(self, asked: ComponentSpec) -> bool:
+        own = asked.local_files_only
+        return self.spec.pipeline.local_files_only if own is None else own
+
+    def _own_source(self, name: str, asked: ComponentSpec) -> Source:
         path: ConfigPath = (*self._path(name), "source")
-        if revision is not None and is_local(text):
+        text = asked.source or ""
+        if asked.revision is not None and is_local(text):
             raise SpecError([_needless_revision(self.resolved, (*self._path(name), "revision"), text)])
         try:
-            return locate_source(text, folder=self.resolved.folder_of(path), revision=revision)
+            folder, local_only = self.resolved.folder_of(path), self._local_only(asked)
+            return locate_source(text, folder=folder, revision=asked.revision, local_only=local_only)
         except DMConfigError as error:
             raise SpecError(self.resolved.located(error.problems, path)) from None
 
-    def _entry(self, name: str, asked: ComponentSpec, listed: Entry | None, folder: Path | None) -> Entry:
+    def _entry(self, name: str, asked: ComponentSpec, listed: Entry | None, origin: _Origin) -> Entry:
         """Return library and class: as asked, else as the component's own config says, else as the pipeline says."""
         elsewhere = asked.source is not None or asked.subfolder is not None
-        class_name = asked.class_name or (model_class_in(folder) if elsewhere and folder else None)
+        class_name = asked.class_name or (_class_at(name, origin) if elsewhere else None)
         if listed is not None and class_name in (None, listed.class_name):
             return listed
         if class_name is None:
             what, fix = f"which class {name!r} is cannot be told from its source", f"add components.{name}.class"
             raise SpecError([self._problem(Code.MISSING_KEY, name, what, "source", fix=fix)])
-        library = next((name for name in ("diffusers", "transformers") if class_facts(name, class_name)), "diffusers")
+        library = next((name for name in LIBRARIES if class_facts(name, class_name)), "diffusers")
         return Entry(library=library, class_name=class_name)
 
     # places and problems
@@ -530,6 +658,13 @@ class _Assembler:
         fix = f"add components.{name} with a source"
         return self.resolved.problem(Code.MISSING_COMPONENT, self.class_path, what, fix=fix)
 
+    def _not_in_file(self, name: str) -> Problem:
+        file = self.file.text if self.file is not None else ""
+        what = f"{file} has no weights of {name!r}, which {self.facts.class_name} requires"
+        fix = f"add components.{name} with a source of its own"
+        path: ConfigPath = ("components", name) if name in self.spec.components else ("pipeline", "source")
+        return self.resolved.problem(Code.MISSING_COMPONENT, path, what, fix=fix)
+
     def _nothing_listed(self, name: str) -> Problem:
         what = f"the pipeline's source leaves {name!r} out, so it needs a source of its own"
         return self._problem(Code.SOURCE_NOT_FOUND, name, what, fix=f"add source to components.{name}, or remove it")
@@ -543,6 +678,10 @@ class _Assembler:
         return self._problem(Code.SOURCE_NOT_FOUND, name, what, "subfolder", "source", fix=fix)
 
     def _unknown_class(self, slot: ComponentSlot, entry: Entry) -> Problem:
+        if entry.library not in LIBRARIES:
+            what = f"the source asks for {entry.library}.{entry.class_name} as {slot.name!r}"
+            fix = f"give components.{slot.name} a class of diffusers or transformers, and a source"
+            return self._problem(Code.CODE_NOT_TRUSTED, slot.name, what, "class", why=NO_CODE, fix=fix)
         known = known_schedulers() if "scheduler" in slot.name else slot.types
         meant = nearest(entry.class_name, known)
         what = f"neither diffusers nor transformers, as installed, has a class {entry.class_name!r} for {slot.name!r}"

@@ -8,7 +8,6 @@ collection in the middle (it is more than half of a first load). Placing is for 
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,12 +15,12 @@ from dmconfig.adapters import apply_adapters, missing_peft
 from dmconfig.assembly import Assembly, Component, Sharing
 from dmconfig.errors import BuildError, Code, DispatchError
 from dmconfig.garbage import gc_paused
-from dmconfig.measure import component_weights
+from dmconfig.loaders import class_of, load_module, load_other
 from dmconfig.offload import OffloadFolder, resting_on_disk
 from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Plan
 from dmconfig.progress import Progress
-from dmconfig.quantization import loads_on_accelerator, missing_backends, quantization_config
+from dmconfig.quantization import missing_backends
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
 from dmconfig.switches import apply_switches, missing_attention_packages
@@ -78,73 +77,18 @@ def _load_all(resolved: Resolved, component: Component, assignment: Assignment |
     """A component, or the wrapper of the models that are several in its place."""
     if not component.parts:
         return _load(resolved, component, assignment)
-    return _class_of(component)([_load(resolved, part, assignment) for part in component.parts]).eval()
+    return class_of(component)([_load(resolved, part, assignment) for part in component.parts]).eval()
 
 
 def _load(resolved: Resolved, component: Component, assignment: Assignment | None) -> Any:
     try:
-        cls = _class_of(component)
-        if assignment is not None:
-            return _load_module(cls, component, assignment)
-        if hasattr(cls, "from_config") and component.config:
-            return cls.from_config({**cls.load_config(str(component.folder)), **component.config})
-        return cls.from_pretrained(str(component.folder), local_files_only=True)
+        cls = class_of(component)
+        return load_other(cls, component) if assignment is None else load_module(cls, component, assignment)
     except Exception as error:
         what = f"{component.name!r} ({component.class_name}) could not be loaded: {_sentence(error)}"
-        problem = resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, why=f"from {component.folder}")
+        why = f"from {component.source.path or component.folder}"
+        problem = resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, why=why)
         raise BuildError([problem]) from error
-
-
-def _load_module(cls: Any, component: Component, assignment: Assignment) -> Any:
-    import torch
-
-    quantised: dict[str, Any] = {}
-    if component.quantization is not None:
-        quantised["quantization_config"] = quantization_config(component.quantization, component.library)
-    if loads_on_accelerator(component.quantization):
-        quantised["device_map"] = {"": assignment.execution_device}
-    files = component_weights(component)
-    module, info = cls.from_pretrained(
-        str(component.folder),
-        **{_dtype_argument(component.library): getattr(torch, assignment.dtype)},
-        variant=files.variant if files else None,
-        use_safetensors=True,
-        local_files_only=True,
-        output_loading_info=True,
-        **quantised,
-    )
-    _refuse_random_weights(info)
-    return module.eval()
-
-
-def _refuse_random_weights(info: Mapping[str, Any]) -> None:
-    """Both libraries fill tensors that a file lacks with random numbers and go on; a picture of noise is the result."""
-    lacking = sorted(info.get("missing_keys", ()))
-    misshapen = sorted(
-        str(entry[0] if isinstance(entry, tuple) else entry) for entry in info.get("mismatched_keys", ())
-    )
-    for names, what in ((lacking, "its weights lack"), (misshapen, "its weights have another shape for")):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"{what} {', '.join(names[:3])}{more}")
-
-
-def _class_of(component: Component) -> Any:
-    """The class of a component: of a library's public names, or of one of diffusers' pipeline packages."""
-    if component.library in ("diffusers", "transformers"):
-        return getattr(importlib.import_module(component.library), component.class_name)
-    package = importlib.import_module(f"diffusers.pipelines.{component.library}")
-    return getattr(package, component.class_name)
-
-
-def _dtype_argument(library: str) -> str:
-    """Both libraries renamed torch_dtype to dtype: transformers before 4.57, diffusers in 0.42."""
-    if library == "diffusers":
-        import diffusers
-
-        major, minor = (int(part) for part in diffusers.__version__.split(".")[:2])
-        return "dtype" if (major, minor) >= (0, 42) else "torch_dtype"
-    return "dtype"
 
 
 def _construct(resolved: Resolved, assembly: Assembly, parts: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dmconfig.assembly import Assembly, Component, assemble, unknown_component
+from dmconfig.compatibility import incompatible_dtypes, incompatible_parts
 from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
 from dmconfig.facts import CallParameter, PipelineFacts, method_parameters
@@ -21,7 +22,17 @@ from dmconfig.quantization import advice_for, quantised_parts
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT, STRATEGIES, GroupOffloadSpec, PlacementSpec, Spec
 from dmconfig.switches import unfit_switches
-from dmconfig.weights import find_weights, read_tensors, variants_in
+from dmconfig.trust import (
+    moving_revisions,
+    needless_configs,
+    needless_source_keys,
+    outside_source,
+    pickle_refused,
+    pickles,
+    single_files,
+    undeclared_dtype,
+)
+from dmconfig.weights import find_weights, pickles_in, read_tensors, variants_in
 
 COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
 """Parameters of pipelines' calls for how many pictures, or films, are made of a prompt."""
@@ -39,6 +50,8 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         *strategies_that_bring(resolved, spec),
         *nothing_runs_on_disk(resolved, spec),
         *needless_revisions(resolved, spec),
+        *moving_revisions(resolved, spec),
+        *needless_source_keys(resolved, spec),
         *idle_offload_folder(resolved, spec),
     ]
     try:
@@ -47,6 +60,12 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         raise SpecError([*problems, *error.problems]) from None
     problems.extend(unfit)
     for rule in (
+        needless_configs,
+        single_files,
+        pickles,
+        outside_source,
+        incompatible_parts,
+        incompatible_dtypes,
         quantised_components,
         quantised_parts,
         switches,
@@ -57,6 +76,7 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         idle_low_memory,
         group_offload,
         group_options,
+        gguf_places,
         calls_of_components,
         reserves,
         call_arguments,
@@ -74,7 +94,9 @@ def check_weights(resolved: Resolved, assembly: Assembly) -> None:
 
     Raises: SourceError: every component without safetensors weights, or without the variant asked for it.
     """
-    local = [each for each in assembly.loaded if each.is_module and each.folder and not each.source.hub_id]
+    modules = [component for component in assembly.loaded if component.is_module]
+    folders = [component for component in modules if component.folder and not component.is_single_file]
+    local = [component for component in folders if not component.source.hub_id]
     problems = [problem for component in local for problem in _missing_weights(resolved, component)]
     problems.extend(_variant_nowhere(resolved, assembly))
     if problems:
@@ -84,15 +106,24 @@ def check_weights(resolved: Resolved, assembly: Assembly) -> None:
 def _missing_weights(resolved: Resolved, component: Component) -> Iterator[Problem]:
     folder, library = component.folder, component.library
     assert folder is not None  # noqa: S101 - the caller has looked
-    if component.variant_required and find_weights(folder, library=library, variant=component.variant) is None:
+    if (
+        component.variant_required
+        and component.variant
+        and find_weights(folder, library=library, variant=component.variant) is None
+    ):
         there = variants_in(folder)
         what = f"{component.name!r} has no weights of variant {component.variant!r} in {folder}"
         fix = f"remove the line, or name one that is there: {', '.join(there)}" if there else "remove the line"
-        yield resolved.problem(Code.WEIGHTS_MISSING, (*component.path, "variant"), what, fix=fix)
+        path: ConfigPath = ("pipeline", "variant") if component.path[0] == "pipeline" else (*component.path, "variant")
+        yield resolved.problem(Code.WEIGHTS_MISSING, path, what, fix=fix)
+    elif component_weights(component) is None and (pickled := pickles_in(folder)):
+        yield pickle_refused(resolved, component, str(pickled[0]))
     elif component_weights(component) is None:
         what = f"{folder} has no safetensors weights of {component.name!r}"
         fix = "copy the folder again, or save the pipeline with save_pretrained, which writes safetensors"
         yield resolved.problem(Code.WEIGHTS_MISSING, component.path, what, fix=fix)
+    elif component.dtype == "auto" and (files := component_weights(component)) is not None and files.is_pickle:
+        yield undeclared_dtype(resolved, component, files.files[0].name)
 
 
 def strategies_that_bring(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
@@ -405,6 +436,32 @@ def _group_offload_refusal(component: Component, *, by_blocks: bool) -> str:
     return ""
 
 
+def gguf_places(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """Weights that stay quantised as GGUF has them stay whole, and in memory: hooks on layers lose their type."""
+    for component in assembly.modules:
+        name = component.name
+        entry = spec.placements.get(name)
+        unpinned = name not in spec.placements
+        if not component.source.is_gguf:
+            continue
+        if spec.splits(name):
+            key = next(iter(spec.parts_of(name)), name)
+            what, fix = f"{name!r} is from a GGUF file, and is not placed in parts yet", "give it one device"
+            yield resolved.problem(
+                Code.NOT_SUPPORTED_YET, ("device_map", key), what, fix="give it one device", key=True
+            )
+        elif unpinned and (spec.low_memory == "sequential_cpu_offload" or spec.strategy == "balanced_ultra_low_memory"):
+            what = f"{name!r} is from a GGUF file, and is not brought layer by layer"
+            path: ConfigPath = ("low_memory",) if spec.low_memory == "sequential_cpu_offload" else ("device_map",)
+            fix = f"write {name}: {{execution: cuda:0, offload: model}} under device_map"
+            yield resolved.problem(Code.CONTRADICTION, path, what, fix=fix)
+        elif isinstance(entry, PlacementSpec) and (entry.offload == "sequential" or entry.storage == DISK):
+            what = f"{name!r} is from a GGUF file, and is brought whole, from memory"
+            key = "offload" if entry.offload == "sequential" else "storage"
+            fix = "write offload: model, and no storage"
+            yield resolved.problem(Code.CONTRADICTION, ("device_map", name, key), what, fix=fix)
+
+
 def calls_of_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
     """Every name under ``calls`` is a component that is loaded and has weights."""
     known = [component.name for component in assembly.modules]
@@ -531,10 +588,14 @@ def _bad_argument(resolved: Resolved, path: ConfigPath, value: object, parameter
         yield resolved.problem(Code.WRONG_TYPE, path, what)
 
 
+def _is_folder(component: Component) -> bool:
+    return component.folder is not None and not component.is_single_file
+
+
 def _variant_nowhere(resolved: Resolved, assembly: Assembly) -> Iterator[Problem]:
     """A variant asked of the whole pipeline must exist for one of its components at least."""
     modules = [component for component in assembly.loaded if component.is_module]
-    inheriting = [c for c in modules if c.variant and not c.variant_required and c.folder]
+    inheriting = [c for c in modules if c.variant and not c.variant_required and _is_folder(c)]
     if not inheriting:
         return
     variant = inheriting[0].variant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -55,6 +56,41 @@ class ConsoleProgress:
                 yield item
                 bar.advance(task)
 
+    def transfer(
+        self, phase: str, items: Sequence[Item], label: Callable[[Item], str], arrived: Callable[[], int], total: int
+    ) -> Iterator[Item]:
+        """Yield items; one bar shows the bytes of all of them, or a line names each where there is no terminal."""
+        if not self.console.is_terminal:
+            yield from self.track(phase, items, label)
+            return
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.console, transient=True) as bar:
+            task = bar.add_task(phase, total=total)
+            with _every_moment(lambda: bar.update(task, completed=arrived())):
+                for item in items:
+                    bar.update(task, description=f"{phase} {label(item)}")
+                    yield item
+
     def timings(self) -> str:
         """Return the phases and their times on one line."""
         return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items())
+
+
+@contextlib.contextmanager
+def _every_moment(look: Callable[[], None], seconds: float = 0.2) -> Iterator[None]:
+    """Call look again and again, in a thread of its own, for the length of a block."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -307,6 +307,37 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "quantization: {transformer: {quant_backend: torchao, quant_kwargs: {quant_type: int8wo}}}\n",
         "Write a configuration of the backend; a .gguf file is named as the component's source.",
     ),
+    Code.MOVING_REVISION: _whole(
+        "The revision of a hub id is a branch or a tag, which may name other files tomorrow, or it is left out of a "
+        "file that says allow_moving_revision: false.",
+        "version: 1\npipeline:\n  source: black-forest-labs/FLUX.1-dev\n  revision: main\n",
+        "dmconfig pin FILE writes the commit in. Where the newest files are wanted, add allow_moving_revision: true.",
+    ),
+    Code.INCOMPATIBLE_PARTS: _whole(
+        "Two components do not go together, as their configs say: a denoiser takes other channels than it is given, "
+        "text of another width, or a ControlNet was made for another model.",
+        "version: 1\npipeline:\n  source: stable-diffusion-v1-5/stable-diffusion-v1-5\n"
+        "  class: StableDiffusionInstructPix2PixPipeline\n",
+        "Give the component a source that fits, or name the pipeline's class that is made for these weights.",
+    ),
+    Code.INCOMPATIBLE_DTYPES: _file(
+        "Components that hand on what they make as it is are told to be of two dtypes, which torch refuses when they "
+        "meet.",
+        "  dtype: float16\ncomponents: {vae: {dtype: float32}}\n",
+        "Write one dtype for all of those that the report names.",
+    ),
+    Code.CODE_NOT_TRUSTED: _words(
+        "An index names a class that is not one of the installed diffusers or transformers. No code of a repository is "
+        "run.",
+        '"unet": ["my_unet", "MyUNet"] in a model_index.json, with a my_unet.py beside it.',
+        "Give the component a class of the libraries, and a source with its weights.",
+    ),
+    Code.PICKLE_NOT_TRUSTED: _words(
+        "The weights of a component are in a pickle (.bin, .ckpt, .pt), and opening one can run code.",
+        "A folder with diffusion_pytorch_model.bin and no safetensors.",
+        "Convert it to safetensors on a machine that may be lost, or write the reason why it may be opened: "
+        "allow_pickle: our own export of 2022. torch's safe loader opens it all the same.",
+    ),
     Code.INPUT_UNREADABLE: _words(
         "A picture, mask or film that the call is to have cannot be read from where the file says it is.",
         "call: {image: ./cat.png}, where there is no cat.png beside the file.",
@@ -349,6 +380,21 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "The hub did not give what was asked for: no network, no such repository or revision, or no permission.",
         "dmconfig run pipe.yaml without a network, when the pipeline is not in the local cache.",
         "The report says what the hub answered. For a gated repository accept its terms on its page, and set HF_TOKEN.",
+    ),
+    Code.OUTSIDE_SOURCE: _file(
+        "A subfolder, or a link in a folder, leads to files outside the source that the file names.",
+        "components: {vae: {subfolder: ../vae}}\n",
+        "Name the folder that has the files as the source, or copy them. The hub cache's own links are fine.",
+    ),
+    Code.DOWNLOAD_DIFFERS: _words(
+        "What was downloaded has another size or hash than the hub says; it has been removed.",
+        "A proxy that answers with a page of its own.",
+        "Run it again. If it comes back, look at the proxy or mirror between this machine and the hub.",
+    ),
+    Code.CONFIG_NOT_FOUND: _words(
+        "The source is one file of weights, and nothing tells the configs that go with them.",
+        "source: ./my-model.safetensors, whose tensors have names of no well-known pipeline.",
+        "Write config: with the folder or hub id of a pipeline, or of a model, that has the same configs.",
     ),
     # machine and plan
     Code.NO_SUCH_DEVICE: _file(

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from dmconfig.errors import Code, Problem, SourceError
 from dmconfig.weights import DTYPE_BITS, TensorInfo
@@ -35,9 +35,20 @@ _DTYPE_NAMES = {
     "F4": "float4_e2m1fn",
 }
 _FLOAT_BITS = {name: DTYPE_BITS[stored] for stored, name in _DTYPE_NAMES.items()}
+FLOATS = frozenset(_FLOAT_BITS)
+"""The floating dtypes of weights, by torch's names."""
 _FALLBACK_DTYPE = "float32"  # what both libraries build in when nothing says otherwise
 
 MeasuredFrom = Literal["weights", "hub", "catalogue", "configs"]
+
+
+class Sizes(TypedDict):
+    """The sizes of a ``Footprint``."""
+
+    nbytes: int
+    largest_leaf_bytes: int
+    largest_block_bytes: int
+    outside_blocks_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +57,7 @@ class Footprint:
 
     ``nbytes`` counts parameters and buffers at ``dtype``, tied ones once. ``stored_dtype`` is the floating dtype
     that most bytes of the source have; ``needs_cast`` says that loading changes the dtype of some tensor, which then
-    has no file to rest in.
+    has no file to rest in; ``comes_whole``, that it can be brought neither layer by layer nor from a disk.
 
     The rest says what must be on a device at once when not everything is. ``largest_leaf_bytes``: the largest module's
     own tensors, without its children, beside those that the component itself owns. ``largest_block_bytes``: the
@@ -62,6 +73,7 @@ class Footprint:
     outside_blocks_bytes: int
     needs_cast: bool
     measured_from: MeasuredFrom
+    comes_whole: bool = False
 
 
 def measure_tensors(
@@ -107,7 +119,7 @@ def loaded_sizes(
     return ((tensor.name, _loaded_bytes(tensor, bits, keep_in_fp32)) for tensor in _without_ties(tensors, tied))
 
 
-def group_sizes(tensors: Iterable[tuple[str, int]]) -> dict[str, Any]:
+def group_sizes(tensors: Iterable[tuple[str, int]]) -> Sizes:
     """Return the sizes of a ``Footprint``, from the name and bytes of each tensor, each counted once."""
     leaves: dict[str, int] = {}
     blocks: dict[str, int] = {}
@@ -198,7 +210,8 @@ def measure_configs(folder: Path, library: str, class_name: str, dtype: str | No
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
         raise SourceError([_not_built(folder, class_name, f"{type(error).__name__}: {error}")]) from error
     sizes = group_sizes(module_bytes(module, target))
-    return Footprint(dtype=target, stored_dtype=claimed, needs_cast=target != claimed, measured_from="configs", **sizes)
+    cast = target != claimed
+    return Footprint(dtype=target, stored_dtype=claimed, needs_cast=cast, measured_from="configs", **sizes)
 
 
 # From tensors
@@ -274,7 +287,15 @@ def _set_dtype(config: Any, dtype: Any) -> None:
             part.dtype = dtype
 
 
+_REMARKING = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao")
+"""Loggers that remark, while torchao is imported beside diffusers, on what it lacks for some kinds of card."""
+
+
 def _import_library(library: str) -> Any:
+    import logging
+
+    for name in _REMARKING:
+        logging.getLogger(name).setLevel(logging.ERROR)
     # model_index.json names a pipeline's own module by its last part: "stable_diffusion" is
     # diffusers.pipelines.stable_diffusion (diffusers pipeline_loading_utils.get_class_obj_and_candidates)
     if library in ("diffusers", "transformers"):

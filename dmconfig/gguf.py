@@ -116,8 +116,23 @@ def loaded_bytes(tensors: Sequence[TensorInfo], *, dtype: str, keep_in_fp32: tup
     refused = sorted({tensor.dtype for tensor in tensors} - LOADABLE_TYPES)
     if refused:
         raise ValueError(f"diffusers does not load tensors of ggml type {', '.join(refused)}")
+    return sum(size for _, size in loaded_sizes_of_gguf(tensors, dtype=dtype, keep_in_fp32=keep_in_fp32))
+
+
+def loaded_sizes_of_gguf(
+    tensors: Sequence[TensorInfo], *, dtype: str, keep_in_fp32: tuple[str, ...] = ()
+) -> Iterator[tuple[str, int]]:
+    """Yield name and bytes of every tensor once diffusers has loaded it; see ``loaded_bytes``."""
     element_bytes = {"float32": 4, "float16": 2, "bfloat16": 2}[dtype]
-    return sum(_loaded_bytes(tensor, element_bytes, keep_in_fp32) for tensor in tensors)
+    return ((tensor.name, _loaded_bytes(tensor, element_bytes, keep_in_fp32)) for tensor in tensors)
+
+
+def most_common_type(tensors: Sequence[TensorInfo]) -> str:
+    """Return the ggml type that most bytes are stored in (``Q4_K``)."""
+    stored: dict[str, int] = {}
+    for tensor in tensors:
+        stored[tensor.dtype] = stored.get(tensor.dtype, 0) + tensor.nbytes
+    return max(stored, key=lambda name: stored[name], default="F32")
 
 
 def _loaded_bytes(tensor: TensorInfo, element_bytes: int, keep_in_fp32: tuple[str, ...]) -> int:

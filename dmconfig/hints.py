@@ -71,12 +71,13 @@ _COMPONENTS = (
     "tokenizer", "controlnet", "safety_checker", "image_encoder", "feature_extractor",
 )  # fmt: skip
 
+_NO_CODE = "leave it out: no code of a repository is run; name a class of the installed diffusers as pipeline.class"
 _NOT_IN_THE_FILE = {
+    **dict.fromkeys(("custom_pipeline", "custom_revision", "trust_remote_code"), _NO_CODE),
     "token": "leave it out: a spec holds no secrets; set HF_TOKEN in the environment",
     "use_auth_token": "leave it out: a spec holds no secrets; set HF_TOKEN in the environment",
     "cache_dir": "leave it out: set HF_HUB_CACHE in the environment",
-    "local_files_only": "leave it out: set HF_HUB_OFFLINE=1 in the environment",
-    "use_safetensors": "leave it out: safetensors are all that is read",
+    "use_safetensors": "leave it out: safetensors are all that is read, unless allow_pickle says why",
     "low_cpu_mem_usage": "leave it out: weights are always loaded straight from their files",
 }
 _OFFLOADING = {

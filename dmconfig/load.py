@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from dmconfig.assembly import PIPELINE, Assembly, Component
 from dmconfig.check import check, check_weights
+from dmconfig.compatibility import dtype_notes
 from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
 from dmconfig.garbage import gc_paused
 from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
 from dmconfig.layers import Files, read_files
-from dmconfig.measure import Headers, change_notes, lay_out_split, measure, variant_notes
+from dmconfig.measure import Headers, cast_notes, change_notes, lay_out_split, measure, variant_notes
 from dmconfig.paths import render_path
 from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import REHEARSED, Spec, validate_spec
+from dmconfig.trust import moving_revisions, unpinned
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -102,6 +104,8 @@ def check_file(
     if ask_hub:
         from dmconfig.fetch import fetch_indexes
 
+        if problems := [*moving_revisions(resolved, spec)]:
+            raise SpecError(problems)  # before anything is fetched at one
         fetch_indexes(resolved, spec)
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
 
@@ -131,13 +135,19 @@ def check_profiles(
 
 
 def plan_for(
-    checked: Checked, inventory: Inventory, *, ask_hub: bool = False, settings: Settings | None = None
+    checked: Checked,
+    inventory: Inventory,
+    *,
+    ask_hub: bool = False,
+    settings: Settings | None = None,
+    to_load: bool = False,
 ) -> Plan:
     """Return the plan of a checked spec on a machine. Reads headers, never weights.
 
     ``ask_hub`` lets the hub be asked for the headers of weights that are not on this machine. Where the file's reserve
     is to be rehearsed, that is done first, unless it is remembered from an earlier time; ``settings`` are what the
-    call is asked for beyond the file.
+    call is asked for beyond the file. ``to_load``: the plan is for loading now, so it remarks on sources that may be
+    others next time.
 
     Raises: SourceError: a size cannot be known. PlanError: no placement fits the machine, or none agrees with its
         rehearsal. BuildError: the hub was to be asked, and it failed; or what is to be rehearsed cannot be built.
@@ -149,7 +159,9 @@ def plan_for(
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    notes = (*checked.notes, *variant_notes(assembly), *change_notes(assembly))
+    remarks = unpinned(spec) if to_load else ()
+    own = (*variant_notes(assembly), *change_notes(assembly), *cast_notes(footprints), *dtype_notes(assembly))
+    notes = (*checked.notes, *own, *remarks)
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 
@@ -188,7 +200,7 @@ def _hub_headers() -> Headers:
 
     def headers(component: Component) -> Any:
         source = component.source
-        if source.hub_id is None:
+        if source.hub_id is None or component.is_single_file:
             return None
         where = (source.hub_id, source.revision, _folder_in_repository(component), component.library)
         found = of(*where, component.variant)
@@ -312,7 +324,7 @@ def load_pipelines(
         claims = overrides_from_mapping(overrides or {})
         checked = fetched(check_file(file, claims, overlays=overlays, profile=profile, ask_hub=True), progress)
         check_weights(checked.resolved, checked.assembly)
-        plan = plan_for(checked, probe_machine())
+        plan = plan_for(checked, probe_machine(), to_load=True)
     return load_plan(checked, plan, progress)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Any
 from dmconfig.adapters import adapter_notes, additions_of
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
+from dmconfig.checkpoint import part_of, read_single_file
 from dmconfig.configs import config_folder
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError
 from dmconfig.footprint import (
+    FLOATS,
     Footprint,
     MeasuredFrom,
     bits_of,
@@ -25,12 +26,15 @@ from dmconfig.footprint import (
     measure_configs,
     measure_tensors,
 )
+from dmconfig.gguf import LOADABLE_TYPES, loaded_sizes_of_gguf, most_common_type
 from dmconfig.layout import Layout, lay_out, layout_of_tensors, with_more
 from dmconfig.layouts import layout_by_config, packaged_layout
 from dmconfig.quantization import quantised_sizes
 from dmconfig.resolve import Resolved
+from dmconfig.source import CONFIG_FILES, Source, read_json
 from dmconfig.spec import Spec
 from dmconfig.switches import cast_sizes, casting_of
+from dmconfig.units import format_bytes
 from dmconfig.weights import TensorInfo, WeightFiles, find_weights, read_tensors
 
 AUTO = "auto"
@@ -126,8 +130,9 @@ def _layout(component: Component, size: Footprint, resolved: Resolved, hub: Head
     known = _known_layout(component, size, hub)
     if known is not None:
         return known
-    if component.folder is not None:
-        return lay_out(component.folder, component.library, component.class_name, size.dtype)
+    folder = config_folder_of(component)
+    if folder is not None:
+        return lay_out(folder, component.library, component.class_name, size.dtype)
     what = f"how {component.name!r} ({component.class_name}) can be split cannot be known here"
     why = f"its config, a part of {component.source.text}, is not on this machine"
     fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
@@ -136,6 +141,8 @@ def _layout(component: Component, size: Footprint, resolved: Resolved, hub: Head
 
 def _known_layout(component: Component, size: Footprint, hub: Headers | None) -> Layout | None:
     """The layout that the weights of a diffusers component, or the packaged layouts, tell without building it."""
+    if component.source.is_gguf:
+        return None
     if component.library != "diffusers":
         return known_by_config(component, size.dtype)
     can_split = component.facts.no_split_modules is not None
@@ -146,19 +153,17 @@ def _known_layout(component: Component, size: Footprint, hub: Headers | None) ->
         patterns = _patterns(component, size.dtype)
         sizes = loaded_sizes(tensors, dtype=size.dtype, keep_in_fp32=patterns, tied=_tied(component))
         return layout_of_tensors(sizes, order=component.facts.members, can_split=can_split)
-    if component.source.hub_id is None:
+    if component.home.hub_id is None:
         return None
-    return packaged_layout(component.source.hub_id, component.name, component.class_name, size.dtype)
+    return packaged_layout(component.home.hub_id, component.name, component.class_name, size.dtype)
 
 
 def known_by_config(component: Component, dtype: str) -> Layout | None:
     """Return the packaged layout of a component of transformers: what its config says, here or packaged, tells it."""
-    config = model_config(component)
-    packaged = config_folder(component.source.hub_id) if not config and component.source.hub_id else None
-    if packaged is not None:
-        config = read_config(packaged / component.name)
+    if casting_of(component.asked) is not None:
+        return None
     return layout_by_config(
-        config,
+        model_config(component),
         component.class_name,
         dtype,
         members=component.facts.members,
@@ -171,26 +176,45 @@ def component_weights(component: Component) -> WeightFiles | None:
 
     Raises: SourceError: an index names files that are not there.
     """
-    if component.folder is None:
+    if component.folder is None or component.is_single_file:
         return None
-    files = find_weights(component.folder, library=component.library, variant=component.variant)
-    if files is None and component.variant and not component.variant_required:
-        files = find_weights(component.folder, library=component.library, variant=None)
-    return files
+    variants = [component.variant] if component.variant_required or not component.variant else [component.variant, None]
+    for pickled in (False, True) if component.allows_pickle else (False,):
+        for variant in variants:
+            files = find_weights(component.folder, library=component.library, variant=variant, pickled=pickled)
+            if files is not None:
+                return files
+    return None
 
 
 def model_config(component: Component) -> Mapping[str, Any]:
-    """Return the config of a component with weights; empty where it is not here or is none, which its loader tells."""
-    return {} if component.folder is None else read_config(component.folder)
+    """Return the config of a component, its own or the packaged one; empty where there is none, or none that is one."""
+    return read_config(config_folder_of(component))
 
 
-def read_config(folder: Path) -> Mapping[str, Any]:
-    """Return the config in folder; empty where there is none."""
+def config_of_home(source: Source, name: str) -> Mapping[str, Any]:
+    """Return the config of a component as a pipeline has it, whatever is used in its place; empty without one."""
+    home = source.folder or (config_folder(source.hub_id) if source.hub_id else None)
+    return read_config(home / name if home is not None else None)
+
+
+def read_config(folder: Path | None) -> Mapping[str, Any]:
+    """Return the config in folder; empty where there is none, or none that is one."""
+    names = CONFIG_FILES if folder is not None else ()
+    file = next((folder / name for name in names if folder is not None and (folder / name).is_file()), None)
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+        return read_json(file) if file is not None else {}
+    except SourceError:
+        return {}  # its loader tells
+
+
+def config_folder_of(component: Component) -> Path | None:
+    """Return where a component's config is: on this machine, or packaged; None when it is neither."""
+    if component.folder is not None:
+        return component.folder
+    packaged = config_folder(component.home.hub_id) if component.home.hub_id else None
+    folder = packaged / (component.subfolder or component.name) if packaged else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] | None:
@@ -204,8 +228,29 @@ def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] 
         return [replace(t, name=f"{wrapper}.{i}.{t.name}") for i, tensors in enumerate(known) for t in tensors]
     files = component_weights(component)
     if files is not None:
-        return read_tensors(files)
+        return None if files.is_pickle else read_tensors(files)
     return hub(component) if hub is not None else None
+
+
+def single_file_tensors(component: Component) -> Sequence[TensorInfo] | None:
+    """Return what of a single file is a component's; None where it is not here, or cannot be looked into.
+
+    Raises: SourceError: the file is damaged.
+    """
+    file = component.source.path
+    if file is None or component.source.is_pickle:
+        return None
+    tensors = read_single_file(file)
+    return part_of(component.name, component.facts, tensors) or tensors
+
+
+def stored_dtype(component: Component) -> str | None:
+    """Return the dtype that most of a component is stored in, where its weights are here and can be looked into."""
+    try:
+        tensors = single_file_tensors(component) if component.is_single_file else _tensors(component, None)
+    except SourceError:
+        return None  # measuring tells
+    return dominant_dtype(tensors) if tensors is not None and not component.source.is_gguf else None
 
 
 def _measure(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
@@ -259,17 +304,16 @@ def _changed_sizes(component: Component, size: Footprint) -> list[tuple[str, int
     return [*cast_sizes(module, component.asked, size.dtype)]
 
 
-def config_folder_of(component: Component) -> Path | None:
-    """Return where a component's config is: on this machine, or packaged; None when it is neither."""
-    if component.folder is not None:
-        return component.folder
-    packaged = config_folder(component.source.hub_id) if component.source.hub_id else None
-    folder = packaged / (component.subfolder or component.name) if packaged else None
-    return folder if folder is not None and folder.is_dir() else None
-
-
 def _as_stored(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
     dtype = None if component.dtype == AUTO else component.dtype
+    if component.source.is_gguf:
+        return _from_gguf(component, resolved)
+    if component.is_single_file:
+        return _from_single_file(component, resolved, dtype)
+    return _from_folder(component, resolved, hub, dtype)
+
+
+def _from_folder(component: Component, resolved: Resolved, hub: Headers | None, dtype: str | None) -> Footprint:
     tensors = _tensors(component, hub)
     if tensors is not None:
         return _from_tensors(component, tensors, dtype)
@@ -277,11 +321,59 @@ def _as_stored(component: Component, resolved: Resolved, hub: Headers | None) ->
     if catalogued is not None:
         return catalogued
     if component.folder is not None:
-        return measure_configs(component.folder, component.library, component.class_name, dtype)
+        size = measure_configs(component.folder, component.library, component.class_name, dtype)
+        files = component_weights(component)
+        return replace(size, needs_cast=True) if files is not None and files.is_pickle else size
     what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
     why = f"its part of {component.source.text} is not in the local hub cache, and dmconfig has no figures for it"
     fix = "plan with --hub, which asks the hub for the headers alone, or load it once, which downloads what it needs"
     raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
+
+
+def _from_single_file(component: Component, resolved: Resolved, dtype: str | None) -> Footprint:
+    """The size of a component as its config has it: a single file has other names, and weights of others beside.
+
+    Loaders rearrange what they read of some classes, so only weights of diffusers' models rest in the file.
+    """
+    tensors = single_file_tensors(component)
+    stored = dominant_dtype(tensors) if tensors is not None else dtype
+    target = dtype or stored
+    folder = config_folder_of(component)
+    if target is None or stored is None or folder is None:
+        raise _unknown_size(component, resolved, f"{component.source.text} or its config is not on this machine")
+    known = _from_catalogue(component, target) if component.folder is None else None
+    size = known or measure_configs(folder, component.library, component.class_name, target)
+    in_file = component.library == "diffusers" and not component.source.is_pickle
+    return replace(size, stored_dtype=stored, needs_cast=not in_file or target != stored, measured_from="configs")
+
+
+def _unknown_size(component: Component, resolved: Resolved, why: str) -> SourceError:
+    what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
+    fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
+    return SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
+
+
+def _from_gguf(component: Component, resolved: Resolved) -> Footprint:
+    """The size of what a GGUF file holds; of one that is not here nothing is known, for the weights are quantised."""
+    if component.source.path is None:
+        raise _unknown_size(component, resolved, f"{component.source.text} is not on this machine")
+    tensors = read_single_file(component.source.path)
+    refused = sorted({tensor.dtype for tensor in tensors} - LOADABLE_TYPES)
+    if refused:
+        what = f"{component.source.text} has tensors of ggml type {', '.join(refused)}, which diffusers does not load"
+        fix = f"name a file with others: {', '.join(sorted(LOADABLE_TYPES))}"
+        raise SourceError([resolved.problem(Code.NOT_SUPPORTED_YET, component.path, what, fix=fix)])
+    patterns = _patterns(component, component.dtype)
+    sizes = loaded_sizes_of_gguf(tensors, dtype=component.dtype, keep_in_fp32=patterns)
+    stored = most_common_type(tensors)
+    return Footprint(
+        dtype=component.dtype,
+        stored_dtype=stored,
+        needs_cast=True,
+        comes_whole=True,
+        measured_from="weights",
+        **group_sizes(sizes),
+    )
 
 
 def _from_tensors(component: Component, tensors: Sequence[TensorInfo], dtype: str | None) -> Footprint:
@@ -312,7 +404,7 @@ def _patterns(component: Component, dtype: str) -> tuple[str, ...]:
 
 
 def _from_catalogue(component: Component, dtype: str | None) -> Footprint | None:
-    known = find_pipeline(component.source.hub_id) if component.source.hub_id else None
+    known = find_pipeline(component.home.hub_id) if component.home.hub_id else None
     part = known.component(component.name) if known else None
     return part.footprint(dtype) if part and part.class_name == component.class_name else None
 
@@ -333,3 +425,15 @@ def change_notes(assembly: Assembly) -> Iterator[str]:
         elif (casting := casting_of(component.asked)) is not None:
             yield f"{component.name} is kept in {casting.storage_dtype} and cast layer by layer while it computes"
     yield from adapter_notes(assembly.adapters)
+
+
+def cast_notes(footprints: Mapping[str, Footprint]) -> Iterator[str]:
+    """Yield a sentence per pair of dtypes: which components are stored in one and loaded in the other."""
+    casts: dict[tuple[str, str], list[str]] = {}
+    for name, size in footprints.items():
+        if size.stored_dtype in FLOATS and size.stored_dtype != size.dtype:
+            casts.setdefault((size.stored_dtype, size.dtype), []).append(name)
+    for (stored, dtype), names in casts.items():
+        nbytes = format_bytes(sum(footprints[name].nbytes for name in names))
+        cost = f"slower and with {nbytes} beside the files"
+        yield f"cast from {stored} to {dtype} while loading, {cost}: {', '.join(names)}"

@@ -18,6 +18,11 @@ class Progress(Protocol):
     def track(self, phase: str, items: Sequence[Item], label: Callable[[Item], str]) -> Iterator[Item]:
         """Yield items one by one, each being worked on until the next is asked for."""
 
+    def transfer(
+        self, phase: str, items: Sequence[Item], label: Callable[[Item], str], arrived: Callable[[], int], total: int
+    ) -> Iterator[Item]:
+        """As ``track``, for what is ``total`` bytes together, of which ``arrived`` tells how many are here so far."""
+
 
 class NoProgress:
     """Shows nothing."""
@@ -30,3 +35,14 @@ class NoProgress:
     def track(self, phase: str, items: Sequence[Item], label: Callable[[Item], str]) -> Iterator[Item]:  # noqa: ARG002
         """Yield items as they are."""
         yield from items
+
+    def transfer(
+        self,
+        phase: str,
+        items: Sequence[Item],
+        label: Callable[[Item], str],
+        arrived: Callable[[], int],  # noqa: ARG002
+        total: int,  # noqa: ARG002
+    ) -> Iterator[Item]:
+        """Yield items as they are."""
+        return self.track(phase, items, label)

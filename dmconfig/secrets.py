@@ -26,7 +26,12 @@ _remembered: set[str] = set()
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a variable, or a key, is named like a secret: ``HF_TOKEN``, ``api_key``, but not ``TOKENIZER``."""
+    """Tell whether a variable, or a key, is named like a secret: ``HF_TOKEN``, ``api_key``, but not ``TOKENIZER``.
+
+    Nor is the path of a module: ``text_encoder.embeddings.token_embedding``, which a device map has for a key.
+    """
+    if "." in name:
+        return False
     words = name.lower().replace("-", "_").split("_")
     return any(word in _WORDS or word.endswith(_ENDINGS) for word in words)
 

@@ -1,8 +1,8 @@
 """Where a pipeline or a component is, and what its index says is in it. Reads small JSON files, never weights.
 
-A source is a local folder or a hub id; which of the two is told by how it is written, never by what happens to
-exist on the machine. A hub id is looked up in the local hub cache and in the packaged catalogue; fetching is for
-``fetch``.
+A source is a local folder or a hub id, or one file of weights in either; which of these is told by how it is written,
+never by what happens to exist on the machine. A hub id is looked up in the local hub cache and in the packaged
+catalogue; fetching is for ``fetch``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,51 @@ from dmconfig.errors import Code, Problem, SourceError, nearest
 INDEX_FILE = "model_index.json"
 CONFIG_FILES = ("config.json", "scheduler_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_PAGE = re.compile(r"https?://[^/]+/([A-Za-z0-9][\w.-]*/[\w.-]+)")
+SINGLE_FILES = (".safetensors", ".gguf")
+PICKLES = (".ckpt", ".bin", ".pt", ".pth")
+"""Ends of the names of files that are pickles: opening one can run what its author put there."""
+
+NO_CODE = "classes are taken from the installed diffusers and transformers; code of a repository is not run"
+
+MAX_JSON_BYTES = 1 << 24
+"""More than any index or config takes: the largest published ones have some 100 kB."""
+
+_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
+_HUB_ID = re.compile(_ID)
+_HUB_FILE = re.compile(rf"({_ID})/((?:[\w .+()-]+/)*[\w .+()-]+\.(?:safetensors|gguf|ckpt|bin|pt|pth))")
+_HUB_PAGE = re.compile(rf"https?://[^/]+/({_ID})(?:/(?:blob|resolve|raw)/([^/]+)/([^?#]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A local folder, or a hub id with the folder of its snapshot when that is on this machine."""
+    """A local folder, or a hub id with the folder of its snapshot when that is on this machine.
+
+    ``file`` names one file of weights in it, where that is the source. ``local_only``: the hub is not asked for it.
+    """
 
     text: str
     folder: Path | None
     hub_id: str | None = None
     revision: str | None = None
+    file: str | None = None
+    local_only: bool = False
+
+    @property
+    def path(self) -> Path | None:
+        """The file of weights, where it is one and on this machine."""
+        path = self.folder / self.file if self.folder is not None and self.file is not None else None
+        return path if path is not None and path.is_file() else None
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file."""
+        return self.file is not None and self.file.lower().endswith(".gguf")
+
+    @property
+    def is_pickle(self) -> bool:
+        """Whether it is a file that runs code when it is opened without care."""
+        return self.file is not None and self.file.lower().endswith(PICKLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +86,53 @@ class PipelineIndex:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def locate_source(text: str, *, folder: Path, revision: str | None = None) -> Source:
-    """Return the source that text names; a relative folder starts in ``folder``.
+def locate_source(text: str, *, folder: Path, revision: str | None = None, local_only: bool = False) -> Source:
+    """Return the source that text names; a relative folder or file starts in ``folder``.
 
-    Raises: SourceError: the folder does not exist, or text is neither a folder nor a hub id.
+    Raises: SourceError: the folder or file does not exist, or text is neither of these nor a hub id.
     """
     if is_local(text):
         return _local(text, folder)
-    if not _HUB_ID.fullmatch(text):
-        page = _HUB_PAGE.match(text)
-        fix = f"write ./{text} for a folder beside the file, or organisation/name for a hub id"
-        fix = f"write the hub id in it: {page.group(1)}" if page else fix
-        raise _error(Code.SOURCE_NOT_FOUND, f"{text!r} is neither a folder nor a hub id", fix=fix)
-    if (folder / text).is_dir():
-        why = "a hub id and a folder may have the same name; which is meant must not depend on the machine"
-        what = f"{text!r} reads as a hub id, and a folder of that name exists"
-        raise _error(Code.SOURCE_NOT_FOUND, what, why=why, fix=f"write ./{text} if the folder is meant")
-    return Source(text=text, folder=find_snapshot(text, revision), hub_id=text, revision=revision)
+    hub_file = _HUB_FILE.fullmatch(text)
+    hub_id, file = hub_file.groups() if hub_file else (text, None)
+    if not _HUB_ID.fullmatch(hub_id) or (file and ".." in file.split("/")):
+        what = f"{text!r} is neither a folder nor a hub id"
+        raise _error(Code.SOURCE_NOT_FOUND, what, fix=_how_to_write(text))
+    if (folder / text).is_file() if file else (folder / text).is_dir():
+        kind = "file" if file else "folder"
+        why = f"a hub id and a {kind} may have the same name; which is meant must not depend on the machine"
+        what = f"{text!r} reads as a {'file on the hub' if file else 'hub id'}, and a {kind} of that name exists"
+        raise _error(Code.SOURCE_NOT_FOUND, what, why=why, fix=f"write ./{text} if the {kind} is meant")
+    snapshot = find_snapshot(hub_id, revision)
+    return Source(text=text, folder=snapshot, hub_id=hub_id, revision=revision, file=file, local_only=local_only)
+
+
+def _how_to_write(text: str) -> str:
+    page = _HUB_PAGE.match(text)
+    if page is None:
+        return f"write ./{text} for a folder beside the file, or organisation/name for a hub id"
+    hub_id, revision, file = page.groups()
+    return f"write {hub_id}/{file} with revision: {revision}" if file else f"write the hub id in it: {hub_id}"
+
+
+def is_commit(revision: str | None) -> bool:
+    """Tell whether a revision is a full commit, which names the same files for ever."""
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
+
+
+def is_within(path: Path, folder: Path) -> bool:
+    """Tell whether a path, with all links followed, stays in a folder.
+
+    A snapshot of the hub's cache is made of links into the blobs beside it, which belong to it.
+    """
+    real, root = path.resolve(), folder.resolve()
+    return real.is_relative_to(root) or (
+        root.parent.name == "snapshots" and real.is_relative_to(root.parent.parent / "blobs")
+    )
 
 
 def is_local(text: str) -> bool:
-    """Tell whether a source is written as a folder; anything else is a hub id."""
+    """Tell whether a source is written as a path of this machine; anything else is on the hub."""
     return text.startswith(("./", "../", "/", "~")) or text in (".", "..")
 
 
@@ -99,13 +157,24 @@ def read_index(source: Source) -> PipelineIndex:
     return PipelineIndex(class_name=known.class_name, entries=entries, config=config)
 
 
+def is_whole_pipeline(source: Source) -> bool:
+    """Tell whether a source is a pipeline, as far as this machine knows, rather than a single model."""
+    if source.folder is not None and (source.folder / INDEX_FILE).is_file():
+        return True
+    return source.folder is None and source.hub_id is not None and find_pipeline(source.hub_id) is not None
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises: SourceError: the file is not readable JSON, or holds something else than an object.
     """
     try:
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise _error(Code.NOT_A_PIPELINE, f"{file} is larger than a config can be ({MAX_JSON_BYTES >> 20} MiB)")
         value = json.loads(file.read_bytes())
+    except RecursionError:
+        raise _error(Code.NOT_A_PIPELINE, f"{file} cannot be read as JSON: it is nested too deep") from None
     except (OSError, ValueError) as error:
         raise _error(Code.NOT_A_PIPELINE, f"{file} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
@@ -118,8 +187,9 @@ def model_class_in(folder: Path) -> str | None:
     for name in CONFIG_FILES:
         if (folder / name).is_file():
             config = read_json(folder / name)
-            architectures = config.get("architectures") or [None]
-            named = config.get("_class_name") or architectures[0]
+            architectures = config.get("architectures")
+            first = architectures[0] if isinstance(architectures, list) and architectures else None
+            named = config.get("_class_name") or first
             return str(named) if named else None
     return None
 
@@ -131,14 +201,29 @@ def _local(text: str, folder: Path) -> Source:
     except (OSError, RuntimeError) as error:  # a name the system cannot hold; the home of nobody
         raise _error(Code.SOURCE_NOT_FOUND, f"{text[:80]} cannot be looked up: {error}") from None
     if is_file:
-        what = f"{text} is a file; single-file checkpoints are not supported yet"
-        raise _error(Code.NOT_SUPPORTED_YET, what, fix="convert it to a diffusers folder")
+        return _local_file(text, path)
     if not is_folder:
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         meant = nearest(path.name, siblings)
         fix = f"did you mean {meant!r} in {path.parent}?" if meant else f"check the path; it starts in {folder}"
-        raise _error(Code.SOURCE_NOT_FOUND, f"there is no folder {path}", fix=fix)
+        raise _error(
+            Code.SOURCE_NOT_FOUND,
+            f"there is no {'file' if path.suffix in (*SINGLE_FILES, *PICKLES) else 'folder'} {path}",
+            fix=fix,
+        )
     return Source(text=text, folder=path)
+
+
+def _local_file(text: str, path: Path) -> Source:
+    if path.name == INDEX_FILE:
+        raise _error(
+            Code.SOURCE_NOT_FOUND, f"{text} is the index of a pipeline", fix=f"write its folder: {path.parent}"
+        )
+    if not path.name.lower().endswith((*SINGLE_FILES, *PICKLES)):
+        what = f"{text} is a file, and not one of weights"
+        fix = f"name a folder, or a file that ends in {' or '.join(SINGLE_FILES)}"
+        raise _error(Code.SOURCE_NOT_FOUND, what, fix=fix)
+    return Source(text=text, folder=path.parent, file=path.name)
 
 
 def _unknown_here(source: Source) -> SourceError:
@@ -159,6 +244,10 @@ def _index_in(folder: Path) -> PipelineIndex:
         raise _error(Code.NOT_A_PIPELINE, f"{folder} is not a pipeline: it has no {INDEX_FILE}", why=why)
     index = read_json(file)
     class_name = index.get("_class_name")
+    if isinstance(class_name, list):
+        what = f"{file} asks for a pipeline class out of the repository's own code"
+        fix = "name a class of the installed diffusers under pipeline.class, and give its components sources"
+        raise _error(Code.CODE_NOT_TRUSTED, what, why=NO_CODE, fix=fix)
     if not isinstance(class_name, str):
         raise _error(Code.NOT_A_PIPELINE, f"{file} does not name a pipeline class (_class_name)")
     entries: dict[str, Entry | None] = {}

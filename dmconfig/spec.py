@@ -127,6 +127,14 @@ def _dtype(value: object) -> str:
     return DTYPES[text]
 
 
+def _reason(value: object) -> object:
+    """A reason in words, not a mere yes."""
+    if not isinstance(value, str) or len(value.split()) < 2:
+        context = {"text": "a reason is expected, in a few words", "fix": "write why, and who made the file"}
+        raise PydanticCustomError("bad_reason", "{text}", context)
+    return value
+
+
 def _reserve(value: object) -> object:
     """The one word that a reserve may be, or a size in bytes."""
     if value == REHEARSED:
@@ -200,6 +208,21 @@ Word = Annotated[
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_devices)]
 """A list of words of the file."""
+COMMIT = "462165984030d82259a11f4367a4eed129e94a7b"
+"""A commit, for examples."""
+REVISION = (
+    "Of a hub id: a commit, 40 hexadecimal digits, which `dmconfig pin` writes here. Branches and tags move, so they "
+    "need allow_moving_revision: true. Default: the main branch, which is remarked on."
+)
+ALLOW_PICKLE = (
+    "Load pickles (.bin, .ckpt, .pt) where the source has no safetensors: the reason, in words. They are opened with "
+    "torch's safe loader all the same. Default: refused."
+)
+VariantMissing = Literal["error", "default"]
+Reason = Annotated[str, BeforeValidator(_reason)]
+ComponentConfig = Annotated[
+    Annotated[str, Tag("(word)")] | Annotated[dict[str, Any], Tag("(mapping)")], Discriminator(_form)
+]
 
 
 class PipelineSpec(Model):
@@ -207,14 +230,22 @@ class PipelineSpec(Model):
 
     source: str = Field(
         description="Where the pipeline is: a folder in the diffusers layout, written ./folder, ../folder, /folder or "
-        "~/folder and relative to this file; otherwise a hub id such as stabilityai/stable-diffusion-xl-base-1.0.",
+        "~/folder and relative to this file; otherwise a hub id such as stabilityai/stable-diffusion-xl-base-1.0. Or "
+        "one file with all weights: ./model.safetensors, or organisation/name/model.safetensors on the hub.",
+        examples=["./models/sdxl", "stabilityai/stable-diffusion-xl-base-1.0", "./sdxl.safetensors"],
+    )
+    revision: str | None = Field(None, description=REVISION, examples=[COMMIT])
+    config: str | None = Field(
+        None,
+        description="For a source that is one file: the folder or hub id of a pipeline with the configs and tokenizers "
+        "of its components. Default: the one that the names of its weights tell, if they tell one.",
         examples=["./models/sdxl", "stabilityai/stable-diffusion-xl-base-1.0"],
     )
-    revision: str | None = Field(
-        None,
-        description="Commit, tag or branch of a hub id. Write a commit for deployments.",
-        examples=["462165984030d82259a11f4367a4eed129e94a7b"],
+    config_revision: str | None = Field(None, description="Revision of config, when it is a hub id.", examples=[COMMIT])
+    local_files_only: bool = Field(
+        False, description="Never ask the hub for this source: what is here must be whole.", examples=[True]
     )
+    allow_pickle: Reason | None = Field(None, description=ALLOW_PICKLE, examples=["our own export of 2022"])
     class_name: str | None = Field(
         None,
         alias="class",
@@ -223,6 +254,12 @@ class PipelineSpec(Model):
     )
     variant: str | None = Field(
         None, description="Weights variant, e.g. fp16 for model.fp16.safetensors.", examples=["fp16"]
+    )
+    variant_missing: VariantMissing = Field(
+        "default",
+        description="What a component without weights of the variant does: default: load its plain ones, which the "
+        "plan says; error: refuse.",
+        examples=["error"],
     )
     dtype: Dtype = Field(
         "auto",
@@ -314,15 +351,20 @@ class ComponentSpec(Model):
 
     source: str | None = Field(
         None,
-        description="Folder of a model or of a pipeline that has this component, or a hub id; default: the pipeline's.",
-        examples=["./models/vae-fix", "madebyollin/sdxl-vae-fp16-fix"],
+        description="Folder of a model or of a pipeline that has this component, or a hub id, or one file of weights "
+        "(.safetensors, .gguf) in either; default: the pipeline's.",
+        examples=["./models/vae-fix", "madebyollin/sdxl-vae-fp16-fix", "./flux1-dev-Q4_K_S.gguf"],
     )
     subfolder: str | None = Field(
         None,
         description="Folder inside the source. Default: the component's name where the source is a pipeline.",
         examples=["vae"],
     )
-    revision: str | None = Field(None, description="Commit, tag or branch, when source is a hub id.", examples=["main"])
+    revision: str | None = Field(None, description=REVISION, examples=[COMMIT])
+    local_files_only: bool | None = Field(
+        None, description="Never ask the hub for this component's source. Default: as under pipeline.", examples=[True]
+    )
+    allow_pickle: Reason | None = Field(None, description=ALLOW_PICKLE, examples=["our own export of 2022"])
     class_name: str | None = Field(
         None,
         alias="class",
@@ -330,12 +372,20 @@ class ComponentSpec(Model):
         examples=["EulerDiscreteScheduler"],
     )
     variant: str | None = Field(None, description="Weights variant. Default: the pipeline's.", examples=["fp16"])
-    dtype: Dtype | None = Field(None, description="Floating-point type. Default: the pipeline's.", examples=["float32"])
-    config: dict[str, Any] | None = Field(
+    variant_missing: VariantMissing | None = Field(
         None,
-        description="Config values set on top of the source's own; for schedulers.",
-        examples=[{"timestep_spacing": "trailing"}],
+        description="As under pipeline. Default: error where this component names a variant, else the pipeline's.",
+        examples=["default"],
     )
+    dtype: Dtype | None = Field(None, description="Floating-point type. Default: the pipeline's.", examples=["float32"])
+    config: ComponentConfig | None = Field(
+        None,
+        description="A mapping: config values set on top of the source's own; for schedulers. Text, for a source that "
+        "is one file: the folder or hub id of the model, or of a pipeline with this component, whose config it has. "
+        "Default for such a source: the pipeline's own config of the component.",
+        examples=[{"timestep_spacing": "trailing"}, "./models/vae-fix"],
+    )
+    config_revision: str | None = Field(None, description="Revision of config, when it is a hub id.", examples=[COMMIT])
     attention_backend: str | None = Field(
         None,
         description="What computes attention: a word of diffusers' set_attention_backend, e.g. flash or native.",
@@ -376,6 +426,16 @@ class ComponentSpec(Model):
         description="Compile the component with torch.compile once it is placed: true, or options.",
         examples=[True, {"regional": True}],
     )
+
+    @property
+    def config_values(self) -> dict[str, Any] | None:
+        """The values set on top of the source's own config."""
+        return self.config if isinstance(self.config, dict) else None
+
+    @property
+    def config_source(self) -> str | None:
+        """Where the config of a single file is."""
+        return self.config if isinstance(self.config, str) else None
 
 
 Several = Annotated[
@@ -593,6 +653,13 @@ class Spec(Model):
     pipeline: PipelineSpec = Field(
         description="The pipeline and what holds for all of its components.",
         examples=[{"source": "stabilityai/stable-diffusion-xl-base-1.0", "variant": "fp16", "dtype": "float16"}],
+    )
+    allow_moving_revision: bool | None = Field(
+        None,
+        description="Whether hub ids may be left at a branch or a tag, which may name other files tomorrow. true: yes; "
+        "false: every hub id needs a commit. Default: a branch or tag is refused where it is written, and a revision "
+        "left out is remarked on.",
+        examples=[True],
     )
     components: dict[str, ComponentEntry | None] = Field(
         default_factory=dict,

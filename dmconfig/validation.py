@@ -143,7 +143,12 @@ Size = Annotated[
     BeforeValidator(_size, json_schema_input_type=written_as(text_or_number(SIZE_PATTERN, f"A size: {SIZE_FORMS}."))),
 ]
 
-CODES = {"bad_device": Code.BAD_DEVICE, "bad_size": Code.BAD_SIZE, "bad_dtype": Code.BAD_DTYPE}
+CODES = {
+    "bad_device": Code.BAD_DEVICE,
+    "bad_size": Code.BAD_SIZE,
+    "bad_dtype": Code.BAD_DTYPE,
+    "bad_reason": Code.BAD_VALUE,
+}
 _EXPECTED = {
     "string_type": "text",
     "dict_type": "a mapping",

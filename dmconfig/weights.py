@@ -34,6 +34,8 @@ LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
 LFS_POINTER = b"version https://git-lfs"
 _NAMES_SHOWN = 5
+_MAX_DIMENSIONS, _MAX_SIZE = 64, 2**63  # torch's own limits
+_SPARE = 1000  # brackets in names and metadata
 
 
 _VARIANT = re.compile(r"(?:diffusion_pytorch_)?model\.(?!safetensors)([\w-]+?)(?:-\d+-of-\d+)?\.safetensors")
@@ -57,6 +59,7 @@ class WeightFiles:
     files: tuple[Path, ...]
     index: Path | None
     variant: str | None
+    is_pickle: bool = False
 
 
 class BadFileError(Exception):
@@ -85,10 +88,10 @@ def read_header(file: Path) -> tuple[TensorInfo, ...]:
         raise SourceError([corrupt(file, error)]) from error
 
 
-def find_weights(folder: Path, *, library: str, variant: str | None) -> WeightFiles | None:
+def find_weights(folder: Path, *, library: str, variant: str | None, pickled: bool = False) -> WeightFiles | None:
     """Return the safetensors files that the loaders of library would read in folder; None when there are none.
 
-    Exact: with a variant only files of that variant count, and pickles (``.bin``, ``.pt``) never do. A library that
+    Exact: with a variant only files of that variant count, and pickles only with ``pickled``. A library that
     is neither ``diffusers`` nor ``transformers`` (a pipeline's own module) may follow the names of either; those of
     diffusers go first. When one file and an index both exist, the one that the library prefers is returned.
 
@@ -97,14 +100,19 @@ def find_weights(folder: Path, *, library: str, variant: str | None) -> WeightFi
     Source: diffusers ModelMixin.from_pretrained, utils/hub_utils.py (_add_variant, _get_checkpoint_shard_files);
         transformers modeling_utils.py (_add_variant, _get_resolved_checkpoint_files).
     """
-    for name in weight_names(library, variant):
+    for name in weight_names(library, variant, pickled=pickled):
         file = folder / name
         if not file.is_file():
             continue
         if file.suffix == ".json":
-            return WeightFiles(folder, _shards(file), file, variant)
-        return WeightFiles(folder, (file,), None, variant)
+            return WeightFiles(folder, _shards(file), file, variant, pickled)
+        return WeightFiles(folder, (file,), None, variant, pickled)
     return None
+
+
+def pickles_in(folder: Path) -> tuple[Path, ...]:
+    """Return the weights in folder that are pickles, sorted."""
+    return tuple(sorted(file for end in ("bin", "pt", "pth", "ckpt") for file in folder.glob(f"*.{end}")))
 
 
 def variants_in(folder: Path) -> tuple[str, ...]:
@@ -179,6 +187,7 @@ def check_file_length(described_bytes: int, file_bytes: int) -> None:
 
 def parse_header(text: bytes) -> tuple[TensorInfo, ...]:
     """Return the tensors that the text of a header describes. Raises: BadFileError."""
+    _check_structure(text)
     header = _parse_object(text, "its header")
     _check_metadata(header.pop("__metadata__", None))
     placed = sorted(
@@ -187,6 +196,13 @@ def parse_header(text: bytes) -> tuple[TensorInfo, ...]:
     )
     _check_coverage(placed)
     return tuple(tensor for _, _, tensor in placed)
+
+
+def _check_structure(text: bytes) -> None:
+    """Refuse a header with more lists and objects than its tensors need: each takes memory many times its text's."""
+    tensors = text.count(b'"dtype"')
+    if text.count(b"[") > 2 * tensors + _SPARE or text.count(b"{") > tensors + _SPARE:
+        raise BadFileError("is corrupt: its header has lists or objects that belong to no tensor")
 
 
 def _parse_object(text: bytes, what: str) -> dict[str, Any]:
@@ -233,6 +249,8 @@ def _parse_tensor(name: str, entry: dict[str, Any]) -> TensorInfo:
         raise BadFileError(f"is corrupt: tensor {name!r} has the unknown dtype {dtype!r}")
     if not _are_whole_numbers(shape):
         raise BadFileError(f"is corrupt: tensor {name!r} has the shape {shape!r}, not a list of whole numbers")
+    if len(shape) > _MAX_DIMENSIONS or any(size >= _MAX_SIZE for size in shape):
+        raise BadFileError(f"is corrupt: tensor {name!r} has a shape that no tensor has")
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     begin, end = entry["data_offsets"]
     if bits != (end - begin) * 8:
@@ -264,11 +282,15 @@ def _check_coverage(placed: Iterable[tuple[int, int, TensorInfo]]) -> None:
 # Files, shards and indexes
 
 
-def weight_names(library: str, variant: str | None) -> tuple[str, ...]:
+def weight_names(library: str, variant: str | None, *, pickled: bool = False) -> tuple[str, ...]:
     """Return the names under which the loaders of library look for weights or their index, the preferred one first."""
     # diffusers looks for an index first, transformers for the single file
-    diffusers = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
-    transformers = ("model.safetensors", "model.safetensors.index.json")
+    if pickled:
+        diffusers = ("diffusion_pytorch_model.bin.index.json", "diffusion_pytorch_model.bin")
+        transformers = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+    else:
+        diffusers = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
+        transformers = ("model.safetensors", "model.safetensors.index.json")
     by_library = {"diffusers": diffusers, "transformers": transformers}
     return tuple(_with_variant(name, variant) for name in by_library.get(library, diffusers + transformers))
 
@@ -314,7 +336,7 @@ def parse_weight_map(text: bytes) -> dict[str, str]:
         raise BadFileError("is corrupt: it has no metadata, which the loaders require")
     for tensor, file in weight_map.items():
         # plain names only: an index must not reach outside its folder
-        if not isinstance(file, str) or not file or Path(file).name != file or "\\" in file:
+        if not isinstance(file, str) or not file or Path(file).name != file or "\\" in file or file == "..":
             raise BadFileError(f"is corrupt: it places tensor {tensor!r} in {file!r}, not a file of its folder")
     return weight_map
 

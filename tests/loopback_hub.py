@@ -25,8 +25,10 @@ class Repo:
     ``failure`` is what happens to its files: ``gated`` refuses them (listing stays open, as on the hub), ``error``
     answers 500 to everything, ``truncated`` breaks each body off in the middle, ``truncated-once`` only the first
     of each file. The files in ``broken_files`` are refused with 500; a ``private`` repository, as on the hub, reads
-    like one that is not there. With ``ignores_ranges`` a part of a file is answered with all of it; with
-    ``kept_at``, the URL of another hub, files are kept there and one is sent to them, as for large files of the hub.
+    like one that is not there; the bodies of ``tampered_files`` have another last byte than the hub describes. Weights
+    are kept in LFS, as on the hub, and described by their SHA-256. With ``ignores_ranges`` a part of a file is
+    answered with all of it; with ``kept_at``, the URL of another hub, files are kept there and one is sent to them, as
+    for large files of the hub.
     """
 
     files: dict[str, bytes]
@@ -34,6 +36,7 @@ class Repo:
     failure: str = ""
     broken_files: frozenset[str] = frozenset()
     private: bool = False
+    tampered_files: frozenset[str] = frozenset()
     ignores_ranges: bool = False
     kept_at: str = ""
 
@@ -95,6 +98,21 @@ def _files(folder: Path) -> list[Path]:
 
 def _blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def _is_large(name: str) -> bool:
+    return name.endswith((".safetensors", ".gguf", ".bin"))
+
+
+def _etag(name: str, data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest() if _is_large(name) else _blob_id(data)
+
+
+def _lfs(key: str, name: str, data: bytes) -> dict[str, Any]:
+    """What the hub says of a file in LFS; its two interfaces name the hash differently."""
+    if not _is_large(name):
+        return {}
+    return {"lfs": {key: hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -172,6 +190,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, hub_id: str, repo: Repo, name: str) -> None:
         data = repo.files[name]
+        etag = _etag(name, data)
+        if name in repo.tampered_files:
+            data = data[:-1] + bytes([data[-1] ^ 1])
         asked = self.headers.get("Range") if not repo.ignores_ranges else None
         first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
         start, end = int(first), min(int(last or len(data)) + 1, len(data))
@@ -179,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(416, "", {"Content-Range": f"bytes */{len(data)}"})
             return
         self.send_response(206 if asked else 200)
-        self.send_header("ETag", f'"{_blob_id(data)}"')
+        self.send_header("ETag", f'"{etag}"')
         self.send_header("X-Repo-Commit", repo.commit)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(end - start))
@@ -234,13 +255,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _info(hub_id: str, repo: Repo) -> dict[str, Any]:
     siblings = [
-        {"rfilename": name, "size": len(data), "blobId": _blob_id(data)} for name, data in sorted(repo.files.items())
+        {"rfilename": name, "size": len(data), "blobId": _blob_id(data), **_lfs("sha256", name, data)}
+        for name, data in sorted(repo.files.items())
     ]
     return {"id": hub_id, "modelId": hub_id, "sha": repo.commit, "private": False, "tags": [], "siblings": siblings}
 
 
 def _tree(repo: Repo) -> list[dict[str, Any]]:
     return [
-        {"type": "file", "path": name, "size": len(data), "oid": _blob_id(data)}
+        {"type": "file", "path": name, "size": len(data), "oid": _blob_id(data), **_lfs("oid", name, data)}
         for name, data in sorted(repo.files.items())
     ]

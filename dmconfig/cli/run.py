@@ -58,7 +58,7 @@ def run(
             name = _pipeline_named(pipeline, checked)
             _check_runnable(checked, name, out)
             check_weights(checked.resolved, checked.assembly)
-            planned = plan_for(checked, probe_machine())
+            planned = plan_for(checked, probe_machine(), to_load=True)
         if format_ is Format.TEXT:
             print_plan(planned, format_)
         pipe = load_plan(checked, planned, progress)[name]

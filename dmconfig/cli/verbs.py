@@ -16,7 +16,8 @@ from dmconfig.cli.printing import TRACEBACK
 from dmconfig.version import __version__
 
 VERBS = (
-    "init", "validate", "fix", "config", "explain", "plan", "rehearse", "sweep", "run", "doctor", "machine", "schema",
+    "init", "validate", "fix", "pin", "config", "explain", "plan", "rehearse", "sweep", "run", "doctor", "machine",
+    "schema",
 )  # fmt: skip
 """Each is a module of this package with a function of the same name."""
 

@@ -7,6 +7,7 @@ Small files are downloaded before weights, so that a component whose weights are
 whole is never asked for. One that lacks something is brought to what its revision names today, as every tool of the
 hub does; where only a variant may be lacking, the hub is asked about the commit that is here.
 
+    checking    what came, held against what the hub describes
     files       which files of a repository a component needs
     repository  what is wanted, and what of it is here
     failures    what can go wrong, as problems
@@ -25,6 +26,7 @@ from pathlib import Path, PurePosixPath
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
+from dmconfig.checkpoint import pipeline_told_by, read_single_file
 from dmconfig.errors import Code, DMConfigError, Problem
 from dmconfig.fetch.adapters import fetch_adapters
 from dmconfig.fetch.failures import (
@@ -33,13 +35,14 @@ from dmconfig.fetch.failures import (
     collect,
     no_component,
     no_config,
+    no_file,
     no_space,
     no_weights,
     not_a_pipeline,
 )
-from dmconfig.fetch.files import WEIGHTS_SUFFIX, folder_of, needed_files
+from dmconfig.fetch.files import WEIGHTS_ENDS, WEIGHTS_SUFFIX, folder_of, needed_files
 from dmconfig.fetch.headers import remote_tensors
-from dmconfig.fetch.hub import bars_on_terminals_only, download, list_files
+from dmconfig.fetch.hub import download, is_offline, list_files, no_bars
 from dmconfig.fetch.repository import (
     Listing,
     Repository,
@@ -50,6 +53,7 @@ from dmconfig.fetch.repository import (
     lacks,
     may_lack,
     repositories,
+    size_of,
 )
 from dmconfig.paths import ConfigPath
 from dmconfig.progress import Progress
@@ -58,7 +62,16 @@ from dmconfig.source import CONFIG_FILES, INDEX_FILE, find_snapshot, hub_cache, 
 from dmconfig.spec import Spec
 from dmconfig.units import format_bytes
 
-__all__ = ["fetch", "fetch_adapters", "fetch_index", "fetch_indexes", "is_whole", "needed_files", "remote_tensors"]
+__all__ = [
+    "commits_of",
+    "fetch",
+    "fetch_adapters",
+    "fetch_index",
+    "fetch_indexes",
+    "is_whole",
+    "needed_files",
+    "remote_tensors",
+]
 
 
 def is_whole(assembly: Assembly) -> bool:
@@ -88,8 +101,12 @@ def fetch(assembly: Assembly, progress: Progress, resolved: Resolved | None = No
     if failures:
         raise build_error(failures, resolved)
     incomplete = [each for each in selections if not each.is_here]
-    with bars_on_terminals_only():
-        for selection in progress.track("download", incomplete, str):
+    before = sum(map(_cached_bytes, incomplete))
+    total = sum(selection.missing_bytes for selection in incomplete)
+    with no_bars():
+        for selection in progress.transfer(
+            "download", incomplete, str, lambda: sum(map(_cached_bytes, incomplete)) - before, total
+        ):
             try:
                 download(selection)
             except FailedError as failure:
@@ -122,6 +139,35 @@ def fetch_indexes(resolved: Resolved, spec: Spec) -> None:
         raise build_error(failures, resolved)
 
 
+def commits_of(
+    resolved: Resolved, references: Sequence[tuple[ConfigPath, str, str | None]]
+) -> dict[tuple[str, str | None], str]:
+    """Return the commit that each hub id and revision names now; where downloads are forbidden, in the local cache.
+
+    Args:
+        resolved: the spec's document, to place problems in it.
+        references: the path in the file, the hub id, and the revision, None for the main branch.
+
+    Raises: BuildError: the hub cannot be asked; one problem per repository.
+    """
+    found: dict[tuple[str, str | None], str] = {}
+
+    def ask(reference: tuple[ConfigPath, str, str | None]) -> None:
+        path, hub_id, revision = reference
+        repository = Repository(hub_id=hub_id, revision=revision, path=path)
+        if (hub_id, revision) in found:
+            return
+        if is_offline() and (snapshot := repository.snapshot) is not None:
+            found[hub_id, revision] = snapshot.name
+        else:
+            found[hub_id, revision] = list_files(repository, revision, ["its commit"]).commit
+
+    _, failures = collect(ask, references)
+    if failures:
+        raise build_error(failures, resolved)
+    return found
+
+
 def _select(repository: Repository) -> Selection:
     """Choose what to download of a repository; nothing of one that cannot be asked, if it can be loaded as it is."""
     lacking = lacks(repository)
@@ -133,7 +179,7 @@ def _select(repository: Repository) -> Selection:
         if lacking:
             raise
         return Selection(repository=repository, revision=revision, files=())
-    return _selection(repository, revision, listing, _files_of(repository, tuple(listing.sizes)))
+    return _selection(repository, revision, listing, _files_of(repository, tuple(listing.files)))
 
 
 def _files_of(repository: Repository, files: Sequence[str]) -> tuple[str, ...]:
@@ -144,33 +190,41 @@ def _files_of(repository: Repository, files: Sequence[str]) -> tuple[str, ...]:
         of_it = _files_of_component(repository, component, files)
         if not of_it:
             raise FailedError(no_component(repository, component))
-        if component.is_module and not any(file.endswith(WEIGHTS_SUFFIX) for file in of_it):
+        if component.is_module and not any(file.endswith(WEIGHTS_ENDS) for file in of_it):
             raise FailedError(no_weights(repository, component))
         chosen.update(of_it)
+    for file in repository.files:
+        if file not in files:
+            raise FailedError(no_file(repository, file, files))
+        chosen.add(file)
+    for component in repository.configured:
+        chosen.update(_files_of_component(repository, component, files, weights=False))
     return tuple(sorted(chosen))
 
 
-def _files_of_component(repository: Repository, component: Component, files: Sequence[str]) -> tuple[str, ...]:
+def _files_of_component(
+    repository: Repository, component: Component, files: Sequence[str], *, weights: bool = True
+) -> tuple[str, ...]:
     return needed_files(
         files,
         folder_of(component.name, component.subfolder, files, is_pipeline=repository.is_pipeline),
         library=component.library,
         variant=component.variant,
         variant_required=component.variant_required,
-        weights=component.is_module,
+        weights=weights and component.is_module,
+        pickled=component.allows_pickle,
     )
 
 
 def _selection(repository: Repository, revision: str | None, listing: Listing, files: tuple[str, ...]) -> Selection:
     here = find_snapshot(repository.hub_id, listing.commit)
-    missing = [file for file in files if here is None or not (here / file).is_file()]
+    missing = (listing.files[file] for file in files if here is None or not (here / file).is_file())
     return Selection(
         repository=repository,
         revision=revision,
         commit=listing.commit,
         files=files,
-        missing_files=len(missing),
-        missing_bytes=sum(listing.sizes[file] for file in missing),
+        missing=tuple(missing),
     )
 
 
@@ -199,6 +253,12 @@ def _disk_full(selections: Sequence[Selection]) -> Iterator[FailedError]:
         yield FailedError(no_space(largest.repository, f"{format_bytes(needed)} are to be downloaded", free))
 
 
+def _cached_bytes(selection: Selection) -> int:
+    """The bytes of a repository that are in the cache, half downloaded files too."""
+    blobs = hub_cache() / f"models--{selection.repository.hub_id.replace('/', '--')}" / "blobs"
+    return sum(size_of(file) for file in blobs.glob("*"))
+
+
 def _partial_bytes(hub_id: str) -> int:
     """Bytes of files that an earlier version of huggingface_hub left half downloaded, and resumes."""
     blobs = hub_cache() / f"models--{hub_id.replace('/', '--')}" / "blobs"
@@ -206,36 +266,61 @@ def _partial_bytes(hub_id: str) -> int:
 
 
 def _index_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
-    path: ConfigPath = ("pipeline", "source")
-    repository = _named(resolved, path, spec.pipeline.source, spec.pipeline.revision)
-    if repository is not None and find_pipeline(repository.hub_id) is None:
-        yield functools.partial(_bring_index, replace(repository, is_pipeline=True))
+    path, text, revision = _home_of(resolved, spec)
+    if text is not None:
+        repository = _named(resolved, path, text, revision, local_only=spec.pipeline.local_files_only)
+        if repository is not None and find_pipeline(repository.hub_id) is None:
+            yield functools.partial(_bring_index, replace(repository, is_pipeline=True))
+
+
+def _home_of(resolved: Resolved, spec: Spec) -> tuple[ConfigPath, str | None, str | None]:
+    """Where the pipeline's index is: its source, or, of a single file, its config as asked or as its weights tell."""
+    asked, path = spec.pipeline, ("pipeline", "source")
+    try:
+        source = locate_source(asked.source, folder=resolved.folder_of(path), revision=asked.revision)
+        if source.file is None:
+            return path, asked.source, asked.revision
+        if asked.config is None and source.path is not None and not source.is_pickle:
+            return path, pipeline_told_by(read_single_file(source.path)), None
+    except DMConfigError:
+        return path, None, None  # checking tells
+    return ("pipeline", "config"), asked.config, asked.config_revision
 
 
 def _config_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
     for path, component in spec.written_components:
-        if component.source is None:
-            continue
-        repository = _named(resolved, (*path, "source"), component.source, component.revision)
-        if repository is not None:
-            yield functools.partial(_bring_config, repository, str(path[1]), component.subfolder)
+        local_only = component.local_files_only
+        local_only = spec.pipeline.local_files_only if local_only is None else local_only
+        for key, text, revision in (
+            ("source", component.source, component.revision),
+            ("config", component.config_source, component.config_revision),
+        ):
+            at = (*path, key)
+            repository = _named(resolved, at, text, revision, local_only=local_only) if text is not None else None
+            if repository is not None:
+                yield functools.partial(_bring_config, repository, str(path[1]), component.subfolder)
 
 
-def _named(resolved: Resolved, path: ConfigPath, text: str, revision: str | None) -> Repository | None:
+def _named(
+    resolved: Resolved, path: ConfigPath, text: str, revision: str | None, *, local_only: bool
+) -> Repository | None:
+    """The repository that a source names, unless it is none, or names one file of weights, which has no config."""
     try:
         source = locate_source(text, folder=resolved.folder_of(path), revision=revision)
     except DMConfigError:
         return None
-    return Repository(hub_id=source.hub_id, revision=revision, path=path) if source.hub_id else None
+    if source.hub_id is None or source.file is not None:
+        return None
+    return Repository(hub_id=source.hub_id, revision=revision, path=path, local_only=local_only)
 
 
 def _bring_index(repository: Repository) -> None:
     if not lacks(repository):
         return
     listing = list_files(repository, repository.revision, [INDEX_FILE])
-    if INDEX_FILE not in listing.sizes:
+    if INDEX_FILE not in listing.files:
         raise FailedError(not_a_pipeline(repository))
-    with bars_on_terminals_only():
+    with no_bars():
         download(_selection(repository, repository.revision, listing, (INDEX_FILE,)))
 
 
@@ -244,11 +329,11 @@ def _bring_config(repository: Repository, name: str, subfolder: str | None) -> N
     if repository.snapshot is not None and _configs_among(_files_in(repository.snapshot), name, subfolder):
         return
     listing = list_files(repository, repository.revision, [f"the config of {name}"])
-    files = _configs_among(tuple(listing.sizes), name, subfolder)
+    files = _configs_among(tuple(listing.files), name, subfolder)
     if not files:
         raise FailedError(no_config(repository, name))
-    index = (INDEX_FILE,) if INDEX_FILE in listing.sizes else ()
-    with bars_on_terminals_only():
+    index = (INDEX_FILE,) if INDEX_FILE in listing.files else ()
+    with no_bars():
         download(_selection(repository, repository.revision, listing, (*index, *files)))
 
 

@@ -6,7 +6,7 @@ from dmconfig.adapters import Adapter
 from dmconfig.assembly import Assembly
 from dmconfig.errors import Code, Problem
 from dmconfig.fetch.failures import FailedError, build_error, collect
-from dmconfig.fetch.hub import bars_on_terminals_only, download, list_files
+from dmconfig.fetch.hub import download, list_files, no_bars
 from dmconfig.fetch.repository import Repository, Selection
 from dmconfig.progress import Progress
 from dmconfig.resolve import Resolved
@@ -21,7 +21,7 @@ def fetch_adapters(assembly: Assembly, progress: Progress, resolved: Resolved | 
     selections, failures = collect(_select, missing)
     if failures:
         raise build_error(failures, resolved)
-    with bars_on_terminals_only():
+    with no_bars():
         for selection in progress.track("download", selections, str):
             try:
                 download(selection)
@@ -34,8 +34,8 @@ def _select(adapter: Adapter) -> Selection:
     path = (*adapter.path, "source")
     repository = Repository(hub_id=adapter.hub_id or "", revision=adapter.spec.revision, path=path)
     listing = list_files(repository, repository.revision, [name])
-    if name not in listing.sizes:
-        there = ", ".join(file for file in listing.sizes if file.endswith(".safetensors")) or "none"
+    if name not in listing.files:
+        there = ", ".join(file for file in listing.files if file.endswith(".safetensors")) or "none"
         what, fix = f"{adapter.hub_id} has no file {name}", f"its .safetensors files are: {there}"
         raise FailedError(Problem(code=Code.BAD_ADAPTER, what=what, fix=fix, path=path))
     return Selection(
@@ -43,6 +43,5 @@ def _select(adapter: Adapter) -> Selection:
         revision=repository.revision,
         commit=listing.commit,
         files=(name,),
-        missing_files=1,
-        missing_bytes=listing.sizes[name],
+        missing=(listing.files[name],),
     )

@@ -14,7 +14,7 @@ from dmconfig.catalog import known_ids
 from dmconfig.errors import BuildError, Code, Problem, nearest
 from dmconfig.fetch.repository import Repository, existing_parent
 from dmconfig.resolve import Resolved
-from dmconfig.source import INDEX_FILE, hub_cache
+from dmconfig.source import INDEX_FILE, PICKLES, SINGLE_FILES, hub_cache
 from dmconfig.units import format_bytes
 
 _UNREACHABLE = ("Connect", "Timeout", "Proxy")
@@ -134,11 +134,13 @@ def _no_connection(repository: Repository, error: BaseException, lacking: Sequen
 
 def offline(repository: Repository, lacking: Sequence[str]) -> Problem:
     """The repository is not whole here, and downloads are forbidden."""
+    forbids = "local_files_only" if repository.local_only else "HF_HUB_OFFLINE"
+    lift = f"remove {forbids}" if repository.local_only else f"unset {forbids}"
     return _problem(
         repository,
-        f"{repository} is not whole in the local hub cache, and HF_HUB_OFFLINE forbids downloads",
+        f"{repository} is not whole in the local hub cache, and {forbids} forbids downloads",
         why=f"lacking are: {', '.join(lacking)}",
-        fix="unset HF_HUB_OFFLINE, or copy the cache of a machine on which this spec was loaded",
+        fix=f"{lift}, or copy the cache of a machine on which this spec was loaded",
     )
 
 
@@ -170,6 +172,14 @@ def no_component(repository: Repository, component: Component) -> Problem:
     what = f"{repository} has no folder with {component.name!r}"
     fix = f"name the folder under components.{component.name}.subfolder, or give the component another source"
     return _problem(repository, what, fix=fix, code=Code.SOURCE_NOT_FOUND)
+
+
+def no_file(repository: Repository, file: str, files: Sequence[str]) -> Problem:
+    """The repository has no such file of weights."""
+    there = [name for name in files if name.endswith((*SINGLE_FILES, *PICKLES))]
+    meant = nearest(file, there)
+    fix = f"did you mean {repository.hub_id}/{meant}?" if meant else f"its weights are: {', '.join(there) or 'none'}"
+    return _problem(repository, f"{repository} has no file {file}", fix=fix, code=Code.SOURCE_NOT_FOUND)
 
 
 def no_config(repository: Repository, name: str) -> Problem:

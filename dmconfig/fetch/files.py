@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from dmconfig.source import INDEX_FILE
+from dmconfig.source import INDEX_FILE, PICKLES, SINGLE_FILES
 from dmconfig.weights import weight_names
 
 _TEXT_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".spm", ".tiktoken"})
 """Configs, vocabularies, merges, sentencepiece models, chat templates: what is not weights, and not code."""
 
 WEIGHTS_SUFFIX = ".safetensors"
+WEIGHTS_ENDS = (*SINGLE_FILES, *PICKLES)
 _WEIGHTS_INDEX = re.compile(r".*\.index(\.[\w-]+)?\.json")
 
 
@@ -24,6 +25,7 @@ def needed_files(
     variant: str | None = None,
     variant_required: bool = False,
     weights: bool = True,
+    pickled: bool = False,
 ) -> tuple[str, ...]:
     """Return the files of a repository that one component of it needs, sorted; pure.
 
@@ -34,6 +36,7 @@ def needed_files(
         variant: weights variant; where the component has none of it, its plain weights are taken.
         variant_required: take no plain weights in place of a variant.
         weights: whether the component has weights; never more than one set of them is taken.
+        pickled: take pickles where there are no safetensors.
 
     Example:
         >>> needed_files(["vae/config.json", "vae/model.fp16.safetensors", "vae/model.safetensors", "vae/m.bin"],
@@ -46,7 +49,11 @@ def needed_files(
     chosen = {name for name in names if _is_text(name)}
     if weights:
         variants = [variant] if variant_required or variant is None else [variant, None]
-        sets = (_weights_among(names, library, each) for each in variants)
+        sets = (
+            _weights_among(names, library, each, pickled=kind)
+            for kind in ((False, True) if pickled else (False,))
+            for each in variants
+        )
         chosen.update(next(filter(None, sets), ()))
     return tuple(sorted(prefix + name for name in chosen))
 
@@ -55,24 +62,25 @@ def _is_text(name: str) -> bool:
     return PurePosixPath(name).suffix in _TEXT_SUFFIXES and not _WEIGHTS_INDEX.fullmatch(name)
 
 
-def _weights_among(names: set[str], library: str, variant: str | None) -> tuple[str, ...]:
+def _weights_among(names: set[str], library: str, variant: str | None, *, pickled: bool) -> tuple[str, ...]:
     """One set of weights, chosen as ``find_weights`` chooses: a file, or an index and its shards."""
-    for name in weight_names(library, variant):
+    end = ".bin" if pickled else WEIGHTS_SUFFIX
+    for name in weight_names(library, variant, pickled=pickled):
         if name not in names:
             continue
-        if name.endswith(WEIGHTS_SUFFIX):
+        if name.endswith(end):
             return (name,)
-        shards = _shards_among(names, name.partition(WEIGHTS_SUFFIX)[0], variant)
+        shards = _shards_among(names, name.partition(end)[0], variant, end)
         if shards:
             return (name, *shards)
     return ()
 
 
-def _shards_among(names: set[str], stem: str, variant: str | None) -> tuple[str, ...]:
+def _shards_among(names: set[str], stem: str, variant: str | None, end: str) -> tuple[str, ...]:
     # two forms for a variant: older versions of both libraries wrote it at the end
     number, stem = r"-\d+-of-\d+", re.escape(stem)
     forms = [stem + number] if variant is None else [f"{stem}.{variant}{number}", f"{stem}{number}.{variant}"]
-    shard = re.compile(rf"({'|'.join(forms)})\.safetensors")
+    shard = re.compile(rf"({'|'.join(forms)}){re.escape(end)}")
     return tuple(name for name in names if shard.fullmatch(name))
 
 

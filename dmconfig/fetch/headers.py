@@ -96,7 +96,7 @@ class _Remote:
 
 def _tensors(remote: _Remote, library: str, variant: str | None) -> tuple[TensorInfo, ...] | None:
     chosen = needed_files(
-        tuple(remote.listing.sizes),
+        tuple(remote.listing.files),
         remote.folder,
         library=library,
         variant=variant,
@@ -137,7 +137,7 @@ def _shards(remote: _Remote, index: str, text: bytes) -> tuple[str, ...]:
         names = sorted(set(parse_weight_map(text).values()))
     except BadFileError as error:
         raise SourceError([_from_the_hub(corrupt(place, error, kind="weights index"))]) from error
-    absent = [name for name in names if remote.name_of(name) not in remote.listing.sizes]
+    absent = [name for name in names if remote.name_of(name) not in remote.listing.files]
     if absent:
         what = f"weights index {place} lists files that are not on the hub: {', '.join(absent)}"
         raise SourceError([Problem(code=Code.WEIGHTS_MISSING, what=what, fix=_ASK, origin=str(place))])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.errors import DMConfigError
-from dmconfig.measure import component_weights
+from dmconfig.measure import component_weights, config_folder_of
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.source import INDEX_FILE, Source, find_snapshot
 from dmconfig.units import format_bytes
@@ -17,12 +17,19 @@ from dmconfig.weights import find_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
-    """A repository of the hub at a revision, and what is wanted of it; ``path`` is where the file names it."""
+    """A repository of the hub at a revision, and what is wanted of it; ``path`` is where the file names it.
+
+    Wanted are ``components``, the configs alone of those that are ``configured`` by it, and ``files`` of weights.
+    ``local_only``: the spec forbids asking the hub for it.
+    """
 
     hub_id: str
     revision: str | None = None
     components: tuple[Component, ...] = ()
+    configured: tuple[Component, ...] = ()
+    files: tuple[str, ...] = ()
     is_pipeline: bool = False
+    local_only: bool = False
     path: ConfigPath = ROOT
 
     @property
@@ -35,15 +42,29 @@ class Repository:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """One file as the hub describes it: its hash by git (of a large file, that of its pointer), or by SHA-256."""
+
+    name: str
+    nbytes: int
+    git_sha1: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The files of a repository that are needed, and how many of them, of how many bytes, are not here."""
+    """The files of a repository that are needed, and those of them that are not here."""
 
     repository: Repository
     revision: str | None
     commit: str = ""
     files: tuple[str, ...]
-    missing_files: int = 0
-    missing_bytes: int = 0
+    missing: tuple[File, ...] = ()
+
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes of what is not here."""
+        return sum(file.nbytes for file in self.missing)
 
     @property
     def is_here(self) -> bool:
@@ -51,44 +72,60 @@ class Selection:
         if not self.files:
             return True
         snapshot = find_snapshot(self.repository.hub_id, self.revision)
-        return snapshot is not None and snapshot.name == self.commit and not self.missing_files
+        return snapshot is not None and snapshot.name == self.commit and not self.missing
 
     def __str__(self) -> str:
-        files = "1 file" if self.missing_files == 1 else f"{self.missing_files} files"
+        files = "1 file" if len(self.missing) == 1 else f"{len(self.missing)} files"
         return f"{self.repository.hub_id} ({files}, {format_bytes(self.missing_bytes)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What the hub says is in a repository: the bytes of every file, at a commit."""
+    """What the hub says is in a repository: every file by its name, at a commit."""
 
     commit: str
-    sizes: Mapping[str, int]
+    files: Mapping[str, File]
 
 
 def repositories(assembly: Assembly) -> list[Repository]:
     """The repositories that assembly is made from, with all it takes from each."""
     found: dict[tuple[str, str | None], Repository] = {}
 
-    def add(source: Source, path: ConfigPath, *components: Component) -> None:
-        if source.hub_id is None:
-            return
-        key = (source.hub_id, source.revision)
-        known = found.get(key) or Repository(hub_id=key[0], revision=key[1], path=path)
+    def of(source: Source, path: ConfigPath) -> Repository:
+        key = (source.hub_id or "", source.revision)
+        known = found.get(key) or Repository(hub_id=key[0], revision=key[1], path=path, local_only=source.local_only)
         is_pipeline = known.is_pipeline or source is assembly.source
-        found[key] = replace(known, components=(*known.components, *components), is_pipeline=is_pipeline)
+        return replace(known, is_pipeline=is_pipeline, local_only=known.local_only or source.local_only)
 
-    add(assembly.source, ("pipeline", "source"))
+    def add(repository: Repository) -> None:
+        if repository.hub_id:
+            found[repository.hub_id, repository.revision] = repository
+
+    in_file = any(component.shares_file for component in assembly.loaded)
+    home_path: ConfigPath = ("pipeline", "config" if in_file else "source")
+    add(of(assembly.source, home_path))
     for component in assembly.loaded:
-        own = component.source is not assembly.source
-        add(component.source, (*component.path, "source") if own else ("pipeline", "source"), component)
+        own = component.path if component.path[-1] == "source" else (*component.path, "source")
+        if component.is_single_file:
+            repository = of(component.source, own)
+            files = dict.fromkeys((*repository.files, component.source.file or ""))
+            add(replace(repository, files=tuple(files)))
+            repository = of(component.home, home_path if component.home is assembly.source else (*own[:-1], "config"))
+            add(replace(repository, configured=(*repository.configured, component)))
+        else:
+            repository = of(component.source, home_path if component.source is assembly.source else own)
+            add(replace(repository, components=(*repository.components, component)))
     return list(found.values())
 
 
 def lacks(repository: Repository) -> list[str]:
     """What must be downloaded before the pipeline can be loaded, in words."""
-    index_here = repository.snapshot is not None and (repository.snapshot / INDEX_FILE).is_file()
+    snapshot = repository.snapshot
+    index_here = snapshot is not None and (snapshot / INDEX_FILE).is_file()
     lacking = [INDEX_FILE] if repository.is_pipeline and not index_here else []
+    lacking += [file for file in repository.files if snapshot is None or not (snapshot / file).is_file()]
+    configured = (component for component in repository.configured if config_folder_of(component) is None)
+    lacking += [f"the config of {component.name}" for component in configured]
     for component in repository.components:
         if component.folder is None:
             lacking.append(component.name)
@@ -131,3 +168,11 @@ def has_variant(component: Component) -> bool:
 def existing_parent(folder: Path) -> Path:
     """Return folder or the nearest of its parents that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def size_of(file: Path) -> int:
+    """Return the bytes of a file; 0 for one that is gone."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.errors import Code, Problem
 from dmconfig.inventory import Device
 from dmconfig.paths import ConfigPath
+from dmconfig.plan.calls import DENOISER, role_of
 from dmconfig.plan.placement import best_choice
 from dmconfig.plan.requests import Place
 from dmconfig.plan.task import UNLIMITED, Solution, Task
@@ -137,11 +139,12 @@ def _offer(device: Device, task: Task) -> str:
 
 def _advice(task: Task) -> str:
     """The changes that help, least first, each of them planned."""
-    found = [text for text, variation in _variations(task) if variation.found() is not None]
+    found = [text for text, variation in variations(task) if variation.found() is not None]
     return "; or ".join(found[:3]) or "use a machine with more memory, a smaller dtype, or a smaller pipeline"
 
 
-def _variations(task: Task) -> Iterator[tuple[str, Task]]:
+def variations(task: Task) -> Iterator[tuple[str, Task]]:
+    """Yield changes of the file, and of the machine, in words and as tasks, the least first; not all of them help."""
     for reserve in () if isinstance(task.spec.reserve, RehearsedReserve) else _RESERVES:
         lower = task.variation(reserve=reserve)
         if reserve < _largest_reserve(task) and lower.found() is not None:
@@ -161,6 +164,30 @@ def _variations(task: Task) -> Iterator[tuple[str, Task]]:
         elif balanced.found() is None:
             text = f"use device_map: balanced with low_memory: {word}"
             yield text, task.variation(device_map="balanced", low_memory=word)
+    yield from _on_the_cpu(task)
+    yield from _one_more(task)
+
+
+def _on_the_cpu(task: Task) -> Iterator[tuple[str, Task]]:
+    """One component on the cpu that is not there, the one that costs least; not a denoiser, which would take hours."""
+    if task.spec.strategy is None or not task.usable:
+        return
+    free = [name for name in task.names if name not in task.spec.placements and role_of(name) != DENOISER]
+    for name in sorted(free, key=lambda name: task.prices.seconds(name, Place(CPU), task.footprints[name].nbytes)):
+        varied = task.variation(device_map={**task.spec.placements, "default": task.spec.strategy, name: CPU})
+        if varied.found() is not None:
+            yield f"allow the cpu for {name}: device_map.{name}: cpu", varied
+            return
+
+
+def _one_more(task: Task) -> Iterator[tuple[str, Task]]:
+    """The machine with one more of its largest accelerators."""
+    if task.usable:
+        accelerators = task.inventory.accelerators
+        largest = max(accelerators, key=lambda device: device.total_bytes)
+        another = replace(largest, id=f"{largest.id.partition(':')[0]}:{len(accelerators)}")
+        machine = replace(task.inventory, accelerators=(*accelerators, another))
+        yield f"one more card of {format_bytes(largest.total_bytes)}", replace(task, inventory=machine)
 
 
 def _largest_reserve(task: Task) -> int:

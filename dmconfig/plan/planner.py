@@ -20,8 +20,11 @@ from dmconfig.plan.requests import refusal
 from dmconfig.plan.task import Solution, Task
 from dmconfig.plan.uses import uses_of
 from dmconfig.resolve import Resolved
-from dmconfig.spec import PlacementSpec, Spec
+from dmconfig.spec import DEFAULT_RESERVE, PlacementSpec, Spec
 from dmconfig.units import format_bytes
+
+RESERVED_PIXELS = 1024 * 1024
+"""The picture for which the default reserve is enough, in bfloat16."""
 
 
 def make_plan(
@@ -274,6 +277,18 @@ def _device_use(device: Device, solution: Solution, task: Task) -> DeviceUse:
     )
 
 
+def _large_calls(task: Task) -> Iterator[str]:
+    """The reserve by default is for a picture of so many pixels: larger ones, and films, take more."""
+    spec = task.spec
+    if "reserve" in spec.model_fields_set or not task.usable:
+        return
+    height, width = (spec.call.get(side) for side in ("height", "width"))
+    pixels = height * width if isinstance(height, int) and isinstance(width, int) else 0
+    if pixels > RESERVED_PIXELS:
+        about = format_bytes(int(DEFAULT_RESERVE * pixels / RESERVED_PIXELS))
+        yield f"no room is kept for activations of {height} x {width}: about {about}; set reserve, or rehearse"
+
+
 def _notes(solution: Solution, task: Task) -> Iterator[str]:
     choice = solution.choice
     if not solution.proven:
@@ -285,6 +300,7 @@ def _notes(solution: Solution, task: Task) -> Iterator[str]:
         else:
             no_device = f"there is no accelerator to use{_remark(task.inventory)}"
             yield f"low_memory: {task.spec.low_memory} has no effect: {no_device}"
+    yield from _large_calls(task)
     for name in task.spread_components:
         if not task.layouts[name].can_split:
             yield f"{name} is placed whole: its class does not say which of its modules stay whole (_no_split_modules)"

@@ -12,6 +12,7 @@ from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout
 from dmconfig.plan.calls import DECODER, role_of, runs_of
 from dmconfig.plan.fastest import Fastest, Question, fastest
+from dmconfig.plan.model import Residency
 from dmconfig.plan.placement import best_choice
 from dmconfig.plan.preferences import Even, FirstEmpty, InOrder, Preference
 from dmconfig.plan.prices import Prices
@@ -75,6 +76,7 @@ class Task:
         requests = requests_of(self.spec, self.names, self.usable)
         refused = {part.name: part.refused for part in self.assembly.modules if part.refused}
         requests = {name: allowed(request, refused.get(name, {})) for name, request in requests.items()}
+        requests = {name: _as_a_whole(request, self.footprints.get(name)) for name, request in requests.items()}
         if self.spec.offload_folder is not None:
             return requests
         return {name: _in_files(request, self.footprints.get(name)) for name, request in requests.items()}
@@ -238,6 +240,14 @@ class Solution:
         for name, place in self.choice.items():
             if not component or name == component or name.startswith(f"{component}."):
                 yield name, place, self.loads[name].nbytes
+
+
+def _as_a_whole(request: Request, size: Footprint | None) -> Request:
+    """The request without a choice that would take apart what comes whole."""
+    if size is None or not size.comes_whole or request.pinned:
+        return request
+    places = (place for place in request.places if place.residency is not Residency.PER_LEAF and place.storage != DISK)
+    return Request(tuple(places), request.origin)
 
 
 def _in_files(request: Request, size: Footprint | None) -> Request:

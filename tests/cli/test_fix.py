@@ -23,7 +23,7 @@ pipeline:
   torch_dtype: float16    # torch_dtype, in words
 device: {{unet: {{'device': cuda:0}}, default: cpu}}   # two of them
 
-components: {{vae: {{torch_dtype: float32}}}}
+components: {{vae: {{torch_dtype: float16}}}}
 profiles:
   small:
     gpu: cpu
@@ -37,7 +37,7 @@ pipeline:
   dtype: float16    # torch_dtype, in words
 device_map: {{unet: {{'execution': cuda:0}}, default: cpu}}   # two of them
 
-components: {{vae: {{dtype: float32}}}}
+components: {{vae: {{dtype: float16}}}}
 profiles:
   small:
     device_map: cpu
@@ -150,7 +150,7 @@ def test_fix_changes_keys_only(tmp_path: Path) -> None:
         "version": 1,
         "pipeline": {"source": before["pipeline"]["repo_id"], "dtype": "float16"},
         "device_map": {"unet": {"execution": "cuda:0"}, "default": "cpu"},
-        "components": {"vae": {"dtype": "float32"}},
+        "components": {"vae": {"dtype": "float16"}},
         "profiles": {"small": {"device_map": "cpu"}},
         "call": before["call"],
     }

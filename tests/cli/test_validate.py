@@ -86,8 +86,9 @@ def test_validate_json_has_stable_keys_and_one_entry_per_file(tmp_path: Path) ->
         "column": 1,
         "path": "devise_map",
         "what": "unknown key 'devise_map'",
-        "why": "the keys accepted here are: version, pipeline, components, pipelines, device_map, execution_device, "
-        "max_memory, reserve, low_memory, group_offload, offload_folder, calls, call, extends, profiles",
+        "why": "the keys accepted here are: version, pipeline, allow_moving_revision, components, quantization, "
+        "adapters, pipelines, device_map, execution_device, max_memory, reserve, low_memory, group_offload, "
+        "offload_folder, calls, call, extends, profiles",
         "fix": "did you mean 'device_map'?",
         "origin": None,
     }

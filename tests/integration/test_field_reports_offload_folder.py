@@ -286,6 +286,6 @@ def test_pickled_weights_are_refused_and_not_copied(copied: Path, tmp_path: Path
         load_from_yaml(write_spec(tmp_path, {"unet": on_disk("cuda:0", "model"), "default": "cuda:1"}, copied))
 
     problem = only_problem(caught.value)
-    assert problem.code == Code.WEIGHTS_MISSING
+    assert problem.code == Code.PICKLE_NOT_TRUSTED
     assert "safetensors" in f"{problem.what} {problem.why} {problem.fix}"
     assert not (tmp_path / "offload").exists()

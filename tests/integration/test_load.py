@@ -126,15 +126,17 @@ def test_components_can_differ_from_the_source(copied: Path) -> None:
     shutil.move(copied / "vae", copied.parent / "my-vae")
     file = write_spec(
         copied,
-        "pipeline: {source: ./pipeline, dtype: float16}\n"
+        "pipeline: {source: ./pipeline, dtype: float32}\n"
         "components:\n"
-        "  vae: {source: ./my-vae, dtype: float32}\n"
+        "  vae: {source: ./my-vae, dtype: float16}\n"
+        "  unet: {dtype: float16}\n"
+        "  text_encoder: {dtype: half}\n"
         "  scheduler: {class: EulerDiscreteScheduler, config: {timestep_spacing: trailing}}\n",
     )
 
     pipe = load_from_yaml(file)
 
-    assert (pipe.unet.dtype, pipe.vae.dtype) == (torch.float16, torch.float32)
+    assert (pipe.unet.dtype, pipe.vae.dtype, pipe.text_encoder.dtype) == (torch.float16,) * 3
     assert isinstance(pipe.scheduler, EulerDiscreteScheduler)
     assert pipe.scheduler.config.timestep_spacing == "trailing"
     assert pipe.scheduler.config.beta_schedule == "scaled_linear"  # the source's own stays

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 import dmconfig
 from dmconfig import DMConfigError, load_from_yaml, plan_from_yaml, report
-from dmconfig.dispatch import placement_of
+from dmconfig.dispatch import dispatch, placement_of
 from dmconfig.errors import Code, PlanError, Problem, SpecError
 from dmconfig.plan import Plan
 from dmconfig.progress import NoProgress
@@ -773,6 +773,26 @@ def test_a_component_swapped_for_a_written_one_rests_in_memory(
     assert is_drawn(pipe, [picture])
     pipe.reset_device_map()
     assert is_drawn(pipe, [picture])
+    assert not contents(tmp_path / "offload")
+
+
+@pytest.mark.parametrize(("before", "after"), [("model", "sequential"), ("sequential", "parts")])
+def test_what_is_placed_anew_is_written_anew_beside_it(
+    before: str, after: str, tmp_path: Path, virtual_machine: MakeMachine, expected: list[np.ndarray]
+) -> None:
+    """By another plan, cast weights rest in a sub-folder of the same folder, and the one before is gone."""
+    virtual_machine()
+    pipe = load_from_yaml(write_spec(tmp_path, MODES[before]))
+    (former,) = sub_folders(tmp_path / "offload")
+
+    dispatch(pipe, plan_from_yaml(write_spec(tmp_path, MODES[after])))
+
+    assert contents(tmp_path / "offload") == files_of(*WRITTEN[after])
+    assert former not in sub_folders(tmp_path / "offload")
+    assert not report(pipe).problems
+    assert is_drawn(pipe, expected[:1])
+    pipe.reset_device_map()
+    assert is_drawn(pipe, expected[:1])
     assert not contents(tmp_path / "offload")
 
 

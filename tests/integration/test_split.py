@@ -650,3 +650,24 @@ def test_a_part_that_is_no_module_is_an_error(virtual_machine: MakeMachine) -> N
         split_toy(toy, fat=("cuda:1", Residency.ALWAYS))
 
     assert {str(each.device) for each in toy.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("caps", [(0.9, 0.75), (1.1, 0.5)])
+def test_auto_cuts_what_has_no_room_and_computes_the_same(
+    virtual_machine: MakeMachine, plain: Any, sevens: list[np.ndarray], caps: Sequence[float]
+) -> None:
+    """Of 3.6 MiB on less, some blocks stay on each card and others are brought, of the decoder too: the same pictures.
+
+    Each part is where the plan says, with its bytes.
+    """
+    machine = virtual_machine()
+    limits = {index: f"{int(cap * 1024)}KiB" for index, cap in enumerate(caps)}
+    pipe = load_from_yaml(DIGITS, {"reserve": 0, "device_map": "auto", "max_memory": {**limits, "cpu": "1GiB"}})
+    cut = {found.component: found.parts for found in report(pipe).plan.assignments if found.parts}
+    assert {*cut} >= {"unet", "vae"}
+    assert {part.residency for part in cut["vae"]} == {Residency.ALWAYS, Residency.PER_LEAF}
+    assert {part.execution_device for part in cut["unet"] if part.residency is Residency.ALWAYS} == {*DEVICES}
+    check_parts(pipe, machine.ledger, modules_in(plain))
+    assert np.array_equal(draw_digit(pipe, 0), sevens[0])
+    assert np.array_equal(draw_digit(pipe, 1), sevens[1])
+    assert report(pipe).problems == ()

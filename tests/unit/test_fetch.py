@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import constants, errors, file_download
 from huggingface_hub.utils import are_progress_bars_disabled
 
-from dmconfig.errors import BuildError, Code, SourceError
+from dmconfig.errors import BuildError, Code, DMConfigError, SourceError, SpecError
 from dmconfig.fetch import fetch, fetch_index, is_whole, needed_files
 from dmconfig.inventory import parse_machine
 from dmconfig.load import Checked, check_file, fetched, plan_for
@@ -370,7 +370,7 @@ def test_fetched_follows_the_revision(hub: Hub, spec: Callable[..., Path]) -> No
     """A branch is found again under its name, and says nothing of main."""
     repo = hub.add("dm/digits", DIGITS)
     repo.branches = ("v1",)
-    checked = download(spec("  revision: v1\n"))
+    checked = download(spec("  revision: v1\nallow_moving_revision: true\n"))
     assert checked.assembly.source.folder is not None
     assert checked.assembly.source.folder.name == repo.commit
     assert locate_source("dm/digits", folder=spec().parent).folder is None
@@ -420,12 +420,9 @@ def test_fetch_index_downloads_the_index_alone_and_once(hub: Hub) -> None:
 def test_fetch_tells_which_repository_is_downloaded(hub: Hub, spec: Callable[..., Path]) -> None:
     """Progress names the repository, how many files are to come and how large they are."""
 
-    class Noted:
+    class Noted(NoProgress):
         def __init__(self) -> None:
             self.items: list[tuple[str, str]] = []
-
-        def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-            return contextlib.nullcontext()
 
         def track(self, phase: str, items: Sequence[Item], label: Callable[[Item], str]) -> Iterator[Item]:
             for item in items:
@@ -525,7 +522,7 @@ def test_fetched_names_every_repository_that_fails(hub: Hub, spec: Callable[...,
 def test_fetched_at_a_revision_that_does_not_exist(hub: Hub, spec: Callable[..., Path]) -> None:
     """The revision is named, and what one may be."""
     hub.add("dm/digits", DIGITS)
-    file = spec("  revision: v9\n")
+    file = spec("  revision: v9\nallow_moving_revision: true\n")
     assert str(failure(file)) == dedent(f"""\
         error[DM407 download-failed]: {file}:3:11
           at   pipeline.source
@@ -764,3 +761,107 @@ def test_adapter_that_its_repository_lacks_is_told_with_what_is_there(hub: Hub, 
     assert problem.path == ("adapters", "lora", 0, "source")
     assert problem.what == "dm/loras has no file stile.safetensors"
     assert problem.fix == "its .safetensors files are: style.safetensors"
+
+
+# What came is what the hub describes
+
+
+@pytest.mark.parametrize("name", ["unet/diffusion_pytorch_model.safetensors", "tokenizer/vocab.json"])
+def test_fetched_with_another_content_is_refused_and_removed(hub: Hub, spec: Callable[..., Path], name: str) -> None:
+    """A file of the right size and the wrong bytes, large or small, is told by its hash, and does not stay."""
+    repo = hub.add("dm/digits", DIGITS)
+    repo.tampered_files = frozenset({name})
+    (problem,) = failure(spec()).problems
+    kind = "SHA-256" if name.endswith("safetensors") else "git hash"
+    assert problem.code is Code.DOWNLOAD_DIFFERS
+    assert problem.what.startswith(f"{name} of 'dm/digits' is not what the hub describes: its {kind} is ")
+    snapshot = locate_source("dm/digits", folder=Path()).folder
+    assert snapshot is not None
+    assert not (snapshot / name).exists()
+    repo.tampered_files = frozenset()
+    checked = download(spec())
+    assert is_whole(checked.assembly)
+    assert (snapshot / name).read_bytes() == (DIGITS / name).read_bytes()
+
+
+# Single files, and configs from elsewhere
+
+
+@pytest.fixture
+def with_file(hub: Hub, tmp_path: Path) -> str:
+    """Serve the digits, and the weights of their UNet as one file of another repository; the lines that name it."""
+    hub.add("dm/digits", DIGITS)
+    weights = (DIGITS / "unet" / "diffusion_pytorch_model.safetensors").read_bytes()
+    hub.add("dm/files", more={"a/unet-v2.safetensors": weights, "b/other.safetensors": b"decoy", "README.md": b"x"})
+    return "components:\n  unet: {source: dm/files/a/unet-v2.safetensors}\n"
+
+
+def test_fetched_single_file_alone(hub: Hub, spec: Callable[..., Path], with_file: str) -> None:
+    """Of a repository of files only the one is downloaded; of the pipeline all but the weights in its place."""
+    checked = download(spec(with_file))
+    assert is_whole(checked.assembly)
+    assert hub.downloaded("dm/files") == ["a/unet-v2.safetensors"]
+    assert hub.downloaded("dm/digits") == sorted([*WITHOUT_UNET, "unet/config.json"])
+    (unet,) = [component for component in checked.assembly.modules if component.name == "unet"]
+    assert unet.source.path is not None
+    assert unet.folder is not None
+    plan = plan_for(checked, parse_machine("24GiB", "32GiB"))
+    assert sum(each.nbytes for each in plan.assignments) > 0
+
+
+def test_fetched_single_file_that_is_not_there(hub: Hub, spec: Callable[..., Path], with_file: str) -> None:
+    """The nearest name in the repository is suggested."""
+    (problem,) = failure(spec(with_file.replace("unet-v2", "unet-v3"))).problems
+    assert (problem.code, problem.path) == (Code.SOURCE_NOT_FOUND, ("components", "unet", "source"))
+    assert (problem.what, problem.fix) == (
+        "'dm/files' has no file a/unet-v3.safetensors", "did you mean dm/files/a/unet-v2.safetensors?",
+    )  # fmt: skip
+
+
+def test_fetched_single_file_offline_names_what_lacks(
+    hub: Hub, spec: Callable[..., Path], with_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline nothing is asked, and the file that is missing is named by itself."""
+    download(spec())
+    hub.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    (problem,) = failure(spec(with_file)).problems
+    assert problem.path == ("components", "unet", "source")
+    assert problem.why == "lacking are: a/unet-v2.safetensors"
+    assert hub.requests == []
+
+
+def test_fetched_where_local_files_only_forbids_it(hub: Hub, spec: Callable[..., Path]) -> None:
+    """The key forbids asking for that source alone, whatever the environment allows; what is here is enough."""
+    hub.add("dm/digits", DIGITS)
+    (problem,) = failure(spec("  local_files_only: true\n")).problems
+    assert problem.what == "'dm/digits' is not whole in the local hub cache, and local_files_only forbids downloads"
+    assert problem.fix.startswith("remove local_files_only, or copy the cache")
+    assert hub.requests == []
+    download(spec())
+    hub.requests.clear()
+    assert is_whole(download(spec("  local_files_only: true\n")).assembly)
+    assert hub.requests == []
+
+
+def test_moving_revision_is_refused_before_the_hub_is_asked(hub: Hub, spec: Callable[..., Path]) -> None:
+    """Nothing is fetched of a branch that the spec does not allow."""
+    hub.add("dm/digits", DIGITS)
+    with pytest.raises(SpecError) as caught:
+        check_file(spec("  revision: main\n"), ask_hub=True)
+    assert [problem.code for problem in caught.value.problems] == [Code.MOVING_REVISION]
+    assert hub.requests == []
+
+
+def test_tokens_of_the_environment_go_to_the_hub_and_nowhere_else(
+    hub: Hub, spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is shown the token; a refusal does not repeat it."""
+    token = "hf_" + "aBcDeFgH" * 4
+    monkeypatch.setenv("HF_TOKEN", token)
+    hub.add("dm/digits", DIGITS).failure = "gated"
+    error = failure(spec())
+    assert hub.tokens == {f"Bearer {token}"}
+    assert token not in str(error)
+    assert token not in str(error.__cause__ and DMConfigError(error.problems))
+    assert "may be downloaded only after its licence was accepted" in str(error)

@@ -8,6 +8,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,13 @@ import pytest
 from dmconfig.catalog import CatalogComponent, CatalogPipeline, find_pipeline, known_ids
 from dmconfig.configs import config_folder
 from dmconfig.facts import class_facts
-from dmconfig.layouts import file_name, fold, packaged_layout, unfold
+from dmconfig.footprint import build_on_meta, fp32_patterns, module_bytes
+from dmconfig.layout import Layout, layout_of, nearest_ancestor
+from dmconfig.layouts import file_name, fingerprint, fold, layout_by_config, packaged_layout, unfold
+from dmconfig.measure import read_config
+from dmconfig.plan.cuts import Blocks, Cut
+from dmconfig.plan.requests import Place
+from dmconfig.plan.split import part_loads
 from tests.seeds import over_seeds
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -225,3 +232,104 @@ def stored_bytes(module: Any, dtype: str) -> Counter[str]:
         width = 4 if kept & {*name.split(".")} else WIDTHS[dtype]
         found[name.rpartition(".")[0]] += tensor.numel() * (width if tensor.is_floating_point() else tensor.itemsize)
     return +found
+
+
+# --- components of transformers, by what their config says ---
+
+
+def encoders() -> Iterator[tuple[str, CatalogComponent]]:
+    """Every component of another library, once for each config."""
+    seen: set[str] = set()
+    for hub_id in CANONICAL_IDS:
+        for part in pipeline_of(hub_id).components:
+            if part.is_module and part.library != "diffusers":
+                key = fingerprint(read_config(folder_of(hub_id, part.name)), part.class_name)
+                if key not in seen:
+                    seen.add(key)
+                    yield hub_id, part
+
+
+def folder_of(hub_id: str, component: str) -> Path:
+    folder = config_folder(hub_id)
+    assert folder is not None
+    return folder / component
+
+
+def known(hub_id: str, part: CatalogComponent, dtype: str, **changes: Any) -> Layout | None:
+    """The layout of an encoder with its own config, or with one that differs."""
+    facts = class_facts(part.library, part.class_name)
+    assert facts is not None
+    keep, strict = facts.keep_in_fp32_modules, facts.keep_in_fp32_modules_strict
+    return layout_by_config(
+        {**read_config(folder_of(hub_id, part.name)), **changes},
+        part.class_name,
+        dtype,
+        members=facts.members,
+        keep_in_fp32=fp32_patterns(library=part.library, dtype=dtype, keep=keep, keep_strict=strict),
+    )
+
+
+ENCODERS = {f"{hub_id}-{part.name}": (hub_id, part) for hub_id, part in encoders()}
+T5 = next(each for each in ENCODERS.values() if each[1].class_name == "T5EncoderModel")
+QUICKLY_BUILT = ("CLIPTextModel", "T5EncoderModel")
+
+
+@pytest.mark.parametrize(("hub_id", "part"), [pytest.param(*each, id=name) for name, each in ENCODERS.items()])
+def test_layout_by_config_sums_to_the_bytes_of_the_catalogue(hub_id: str, part: CatalogComponent) -> None:
+    """All modules together are as large as the component is known to be, but for buffers that are in no file."""
+    for dtype in DTYPES:
+        layout = known(hub_id, part, dtype)
+        assert layout is not None
+        assert layout.can_split
+        size = part.bytes_by_dtype[dtype]
+        assert 0 <= size - sum(module.own_bytes for module in layout.modules) < 20_000_000
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("hub_id", "part"),
+    [pytest.param(*each, id=name, marks=() if each[1].class_name in QUICKLY_BUILT else pytest.mark.slow)
+     for name, each in ENCODERS.items()],
+)  # fmt: skip
+def test_layout_by_config_is_what_its_config_builds(hub_id: str, part: CatalogComponent) -> None:
+    """Built on the meta device, every module has these bytes in its stored tensors, and shares the same ones."""
+    for dtype in DTYPES:
+        module = build_on_meta(folder_of(hub_id, part.name), part.library, part.class_name, dtype)
+        stored, sizes = module.state_dict().keys(), dict(module_bytes(module, dtype))
+        own: Counter[str] = Counter()
+        for name, nbytes in sizes.items():
+            own[name.rpartition(".")[0]] += nbytes * (name in stored)
+        layout = known(hub_id, part, dtype)
+        assert layout is not None
+        assert {each.path: each.own_bytes for each in layout.modules if each.own_bytes} == +own
+        built = {each.path: each.shares_with for each in layout_of(module, dtype).modules if each.shares_with}
+        assert {each.path: each.shares_with for each in layout.modules if each.shares_with} == built
+
+
+def test_layout_by_config_is_known_by_what_builds_the_component() -> None:
+    """What a config says of dtypes and versions does not matter; another width, class or version of the class does."""
+    hub_id, part = T5
+    assert known(hub_id, part, "bfloat16", torch_dtype="float32", transformers_version="5.0") is not None
+    assert known(hub_id, part, "bfloat16", d_ff=1) is None
+    assert known(hub_id, part, "float8_e4m3fn") is None
+    config = read_config(folder_of(hub_id, part.name))
+    assert (
+        layout_by_config(config, "UMT5EncoderModel", "bfloat16", members=["shared", "encoder"], keep_in_fp32=()) is None
+    )
+    assert layout_by_config(config, part.class_name, "bfloat16", members=["model"], keep_in_fp32=()) is None
+
+
+def test_layout_by_config_cut_keeps_a_shared_weight_in_one_place() -> None:
+    """T5's embedding, which two modules have, is in one part whichever card the blocks are on."""
+    hub_id, part = T5
+    layout = known(hub_id, part, "bfloat16")
+    assert layout is not None
+    blocks, total = Blocks(layout), sum(module.own_bytes for module in layout.modules)
+    row = blocks.rows[0]
+    for first in range(row.count):
+        cut = Cut("cuda:0", row, (("cuda:0", first), ("cuda:1", row.count)), (), {}, 0, 0.0)
+        places = blocks.places(cut)
+        here, there = (places[nearest_ancestor(path, places)] for path in ("shared", "encoder.embed_tokens"))
+        assert here == there == Place("cuda:0" if first else "cuda:1")
+        loads = part_loads(layout, places, stays=False)
+        assert sum(load.nbytes for load in loads.values()) == total

@@ -30,8 +30,9 @@ def test_secret_names(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["TOKENIZER", "TOKENIZER_PATH", "MODEL", "STEPS", "KEYBOARD", "PATH", "AUTHOR", "HOME", "max_tokens", "PATTERN"],
-)
+    ["TOKENIZER", "TOKENIZER_PATH", "MODEL", "STEPS", "KEYBOARD", "PATH", "AUTHOR", "HOME", "max_tokens", "PATTERN",
+     "text_encoder.embeddings.token_embedding", "transformer.blocks.0.attn.key"],
+)  # fmt: skip
 def test_names_that_only_look_like_it(name: str) -> None:
     """A tokenizer is no token."""
     assert not is_secret_name(name)

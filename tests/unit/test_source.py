@@ -73,14 +73,34 @@ def test_locate_source_folder_that_is_not_there_suggests_a_sibling(tmp_path: Pat
     assert refusal("./no/such/parent", tmp_path)[2] == f"check the path; it starts in {tmp_path}"
 
 
-def test_locate_source_file_is_not_supported_yet(tmp_path: Path) -> None:
-    """A single-file checkpoint is refused by name."""
-    (tmp_path / "model.safetensors").touch()
-    code, what, _ = refusal("./model.safetensors", tmp_path)
-    assert (code, what) == (
-        Code.NOT_SUPPORTED_YET,
-        "./model.safetensors is a file; single-file checkpoints are not supported yet",
-    )
+def test_locate_source_file_of_weights(tmp_path: Path) -> None:
+    """A file of weights is a source; a pipeline's index and other files are not, and it is told what is."""
+    for name in ("model.safetensors", "model.gguf", "model.ckpt", "model_index.json", "notes.txt"):
+        (tmp_path / name).touch()
+    source = locate_source("./model.safetensors", folder=tmp_path)
+    assert (source.folder, source.file, source.path) == (tmp_path, "model.safetensors", tmp_path / "model.safetensors")
+    assert [locate_source(f"./model.{end}", folder=tmp_path).is_pickle for end in ("ckpt", "gguf")] == [True, False]
+    assert refusal("./model_index.json", tmp_path)[1:] == (
+        "./model_index.json is the index of a pipeline", f"write its folder: {tmp_path}",
+    )  # fmt: skip
+    assert refusal("./notes.txt", tmp_path)[1:] == (
+        "./notes.txt is a file, and not one of weights", "name a folder, or a file that ends in .safetensors or .gguf",
+    )  # fmt: skip
+    assert refusal("./model-2.safetensors", tmp_path)[1] == f"there is no file {tmp_path / 'model-2.safetensors'}"
+
+
+def test_locate_source_file_on_the_hub(hub: Callable[..., Path], tmp_path: Path) -> None:
+    """A hub id with a file behind it is that file; the address of its page is answered with how to write it."""
+    snapshot = hub("org/name")
+    (snapshot / "a").mkdir()
+    (snapshot / "a" / "flux-Q4_K_S.gguf").touch()
+    source = locate_source("org/name/a/flux-Q4_K_S.gguf", folder=tmp_path, revision=COMMIT)
+    assert (source.hub_id, source.file, source.is_gguf) == ("org/name", "a/flux-Q4_K_S.gguf", True)
+    assert source.path == snapshot / "a" / "flux-Q4_K_S.gguf"
+    assert locate_source("org/name/other.safetensors", folder=tmp_path).path is None
+    page = "https://example.org/org/name/blob/main/a/flux-Q4_K_S.gguf"
+    assert refusal(page, tmp_path)[2] == "write org/name/a/flux-Q4_K_S.gguf with revision: main"
+    assert refusal("org/name/../x.safetensors", tmp_path)[0] is Code.SOURCE_NOT_FOUND
 
 
 @pytest.mark.parametrize("text", ["flux", "a/b/c", "", "a b/c", "/", "models\\flux", "-a/b", "a/"])
@@ -190,7 +210,8 @@ def test_read_index_unknown_hub_id_suggests_and_says_how_to_fetch(hub: Callable[
         (b"\xff\xfe\xfa", "cannot be read as JSON"),
         (b"[]", "does not hold a JSON object"),
         (b"{}", "does not name a pipeline class (_class_name)"),
-        (b'{"_class_name": ["x", "y"]}', "does not name a pipeline class (_class_name)"),
+        (b'{"_class_name": 1}', "does not name a pipeline class (_class_name)"),
+        (b"[" * 100_000, "nested too deep"),
     ],
 )
 def test_read_index_damaged_is_refused(tmp_path: Path, content: bytes | None, what: str) -> None:

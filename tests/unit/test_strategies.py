@@ -23,7 +23,9 @@ from dmconfig.footprint import Footprint
 from dmconfig.inventory import Inventory
 from dmconfig.layout import LaidOutModule, Layout
 from dmconfig.load import Checked
-from dmconfig.plan import Assignment, Part, Plan, Residency, make_plan
+from dmconfig.plan import Assignment, Part, Plan, Residency, make_plan, make_task
+from dmconfig.plan.misfits import variations
+from dmconfig.plan.task import Task
 from dmconfig.spec import STRATEGIES
 from dmconfig.units import GIB
 from tests.conftest import assignment, checked_from, device_use, footprints, inventory, only_problem
@@ -59,6 +61,11 @@ def planned(
 ) -> Plan:
     spec = checked(kind, lines)
     return make_plan(spec.resolved, spec.spec, spec.assembly, sizes, machine, layouts=layouts)
+
+
+def make_task_of(kind: str, lines: str, machine: Inventory, sizes: Mapping[str, Footprint]) -> Task:
+    spec = checked(kind, lines)
+    return make_task(spec.resolved, spec.spec, spec.assembly, sizes, machine)
 
 
 def row(nbytes: int, blocks: int) -> Layout:
@@ -684,6 +691,34 @@ def test_notes_of_strategies() -> None:
         assert planned("digits", lines.format(word), inventory(cuda=[8]), TOY).notes == ()
         capped = planned("digits", f"{lines.format(word)}max_memory: {{1: 8GiB}}", inventory(cuda=[8, 8]), TOY)
         assert capped.notes == ("cuda:0 not used: max_memory names other accelerators",)
+
+
+def test_notes_of_a_call_that_is_larger_than_the_reserve_is_for() -> None:
+    """1.5 GiB are for 1024 px: four times as many pixels take about four times as much, unless the file knows."""
+    lines = "device_map: balanced\ncall: {height: 2048, width: 2048}\n"
+    note = "no room is kept for activations of 2048 x 2048: about 6.0 GiB; set reserve, or rehearse"
+    assert planned("digits", lines, inventory(cuda=[16]), TOY).notes == (note,)
+    assert planned("digits", f"{lines}reserve: 6GiB", inventory(cuda=[16]), TOY).notes == ()
+    small = lines.replace("2048", "1024")
+    assert planned("digits", small, inventory(cuda=[16]), TOY).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("cards", "fix"),
+    [
+        # 1 + 4 + 2 beside 1 of reserve
+        ([7.5], "allow the cpu for text_encoder: device_map.text_encoder: cpu"),
+        ([5.25], "one more card of 5.2 GiB"),
+    ],
+)
+def test_misfit_names_the_change_that_helps(cards: Sequence[float], fix: str) -> None:
+    """Each change is planned: one component on the cpu, or one more card of the same size."""
+    with pytest.raises(PlanError) as caught:
+        planned("digits", "device_map: sequential\nreserve: 1GiB", inventory(cuda=cards), TOY)
+    task = make_task_of("digits", "device_map: sequential\nreserve: 1GiB", inventory(cuda=cards), TOY)
+    offered = {text: varied for text, varied in variations(task) if varied.found() is not None}
+    assert fix in offered
+    assert only_problem(caught.value).fix.split("; or ") == [*offered][:3]
 
 
 # --- components that run within another's phase ---

@@ -43,7 +43,11 @@ LIES: dict[str, tuple[bytes, str]] = {
     ),
     "not utf-8": (safetensors(b"\xff"), "is corrupt: its header is not UTF-8 text"),
     "not json": (safetensors(b"{"), "is corrupt: its header is not JSON"),
-    "deep json": (safetensors(b"[" * 100_000), "is corrupt: its header is not JSON"),
+    "deep json": (safetensors(b"[" * 1_000), "is corrupt: its header is not JSON"),
+    "many lists": (
+        safetensors(b"[" * 100_000),
+        "is corrupt: its header has lists or objects that belong to no tensor",
+    ),
     "a list": (safetensors([1]), "is corrupt: its header is not a JSON object"),
     "repeated name": (
         safetensors(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":1}'),
