@@ -287,7 +287,15 @@ def _set_dtype(config: Any, dtype: Any) -> None:
             part.dtype = dtype
 
 
+_REMARKING = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao")
+"""Loggers that remark, while torchao is imported beside diffusers, on what it lacks for some kinds of card."""
+
+
 def _import_library(library: str) -> Any:
+    import logging
+
+    for name in _REMARKING:
+        logging.getLogger(name).setLevel(logging.ERROR)
     # model_index.json names a pipeline's own module by its last part: "stable_diffusion" is
     # diffusers.pipelines.stable_diffusion (diffusers pipeline_loading_utils.get_class_obj_and_candidates)
     if library in ("diffusers", "transformers"):

@@ -308,8 +308,8 @@ def _changed_sizes(component: Component, size: Footprint) -> list[tuple[str, int
 
 def _as_stored(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
     dtype = None if component.dtype == AUTO else component.dtype
-    if component.source.is_gguf and component.source.path is not None:
-        return _from_gguf(component, component.source.path, resolved)
+    if component.source.is_gguf:
+        return _from_gguf(component, resolved)
     if component.is_single_file:
         return _from_single_file(component, resolved, dtype)
     return _from_folder(component, resolved, hub, dtype)
@@ -342,18 +342,24 @@ def _from_single_file(component: Component, resolved: Resolved, dtype: str | Non
     target = dtype or stored
     folder = config_folder_of(component)
     if target is None or stored is None or folder is None:
-        what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
-        why = f"{component.source.text} or its config is not on this machine"
-        fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
-        raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
+        raise _unknown_size(component, resolved, f"{component.source.text} or its config is not on this machine")
     known = _from_catalogue(component, target) if component.folder is None else None
     size = known or measure_configs(folder, component.library, component.class_name, target)
     in_file = component.library == "diffusers" and not component.source.is_pickle
     return replace(size, stored_dtype=stored, needs_cast=not in_file or target != stored, measured_from="configs")
 
 
-def _from_gguf(component: Component, file: Path, resolved: Resolved) -> Footprint:
-    tensors = read_single_file(file)
+def _unknown_size(component: Component, resolved: Resolved, why: str) -> SourceError:
+    what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
+    fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
+    return SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
+
+
+def _from_gguf(component: Component, resolved: Resolved) -> Footprint:
+    """The size of what a GGUF file holds; of one that is not here nothing is known, for the weights are quantised."""
+    if component.source.path is None:
+        raise _unknown_size(component, resolved, f"{component.source.text} is not on this machine")
+    tensors = read_single_file(component.source.path)
     refused = sorted({tensor.dtype for tensor in tensors} - LOADABLE_TYPES)
     if refused:
         what = f"{component.source.text} has tensors of ggml type {', '.join(refused)}, which diffusers does not load"

@@ -7,11 +7,13 @@ it made is made again without it. Operators that write to their arguments or ret
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+
+from dmconfig.virtual.tensor import tensors_in
 
 _META = torch.device("meta")
 _MOST = 50_000
@@ -35,7 +37,7 @@ _Form = Literal["one"] | type
 _known: dict[Hashable, tuple[_Form, tuple[_Shape, ...]]] = {}
 
 
-def shapes_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+def shapes_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
     """Return what an operator makes of meta tensors: by ``run``, or as it did before of tensors of these shapes."""
     key = _key(func, args, kwargs) if _makes_new(func) else None
     known = _known.get(key) if key is not None else None
@@ -43,7 +45,7 @@ def shapes_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: 
         form, shapes = known
         return shapes[0].made() if form == "one" else form(shape.made() for shape in shapes)
     result = run()
-    described = _described(result) if key is not None else None
+    described = _described(result, args, kwargs) if key is not None else None
     if described is not None:
         if len(_known) >= _MOST:
             _known.clear()
@@ -58,7 +60,7 @@ def _makes_new(func: Any) -> bool:
     return all(each.alias_info is None for each in (*schema.arguments, *schema.returns))
 
 
-def _key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
     try:
         key = (func, torch.get_default_dtype(), *map(_part, args), *((name, _part(kwargs[name])) for name in kwargs))
         hash(key)
@@ -78,14 +80,18 @@ def _part(value: Any) -> Hashable:
     return type(value), value
 
 
-def _described(result: Any) -> tuple[_Form, tuple[_Shape, ...]] | None:
-    """How to make a result again; None where it is not made of tensors that have their storage to themselves."""
+def _described(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Form, tuple[_Shape, ...]] | None:
+    """How to make a result again; None where it is not made of tensors that have their storage to themselves.
+
+    Some operators return a view of an argument, and their schema does not say so (``_unsafe_view``).
+    """
     is_one = isinstance(result, torch.Tensor)
     parts = (result,) if is_one else result
     if type(parts) not in {tuple, list} or not all(isinstance(part, torch.Tensor) for part in parts):
         return None
     storages = {part.untyped_storage()._cdata for part in parts}
-    if len(storages) < len(parts) or not all(map(_is_alone, parts)):
+    taken = {tensor.untyped_storage()._cdata for tensor in tensors_in(args, kwargs)}
+    if len(storages) < len(parts) or storages & taken or not all(map(_is_alone, parts)):
         return None
     shapes = tuple(_Shape(tuple(part.shape), part.stride(), part.dtype) for part in parts)
     return ("one" if is_one else type(parts)), shapes

@@ -75,14 +75,28 @@ def test_b96_saved_and_loaded_again_in_float16_passes_the_audit(folder: Path, tm
     assert dtypes(again.text_encoder_2) == {torch.float16, torch.float32}
 
 
+def test_b97_a_controlnet_of_another_dtype_than_the_denoiser_is_refused(tiny: Tiny) -> None:
+    """Both add to one another on every step: told before loading, where the dtype stands; with one dtype, it runs."""
+    file = tiny.spec("controlnet")
+    half = {"pipeline.dtype": "bfloat16", "device_map": "cpu"}
+
+    with pytest.raises(SpecError) as error:
+        plan_from_yaml(file, {**half, "components.controlnet.dtype": "float32"})
+
+    assert "controlnet" in only_problem(error.value).what
+    pipe = load_from_yaml(file, half)
+    assert dtypes(pipe.controlnet) == dtypes(pipe.unet) == {torch.bfloat16}
+    draw(pipe, "controlnet", 0)
+
+
 def test_b98_a_component_of_another_source_has_the_dtype_of_the_file(folder: Path) -> None:
     """Wherever a component comes from, the pipeline's dtype, or its own, is its dtype."""
-    other = "components: {unet: {source: ./sdxl/unet}, vae: {source: ./sdxl, dtype: float32}}"
+    own = "components: {unet: {source: ./sdxl/unet}, vae: {source: ./sdxl, dtype: bfloat16}}"
 
-    pipe = load_from_yaml(spec(folder, "sdxl", ", dtype: bfloat16", other))
+    pipe = load_from_yaml(spec(folder, "sdxl", ", dtype: bfloat16", own))
 
     assert dtypes(pipe.unet) == {torch.bfloat16}
-    assert dtypes(pipe.vae) == {torch.float32}
+    assert dtypes(pipe.vae) == {torch.bfloat16}
 
 
 def test_b99_dtypes_after_a_call_are_those_before(folder: Path) -> None:
