@@ -47,10 +47,18 @@ class Row:
             leaves.append(max(leaves[-1], items[index].leaf))
         self.leaves = leaves[::-1]
         """The largest layer of what is brought, by the place at which the last run ends."""
+        self._sizes = [item.nbytes for item in items]
+        self._away_sums: dict[int, list[int]] = {}
 
     def away(self, end: int) -> list[int]:
         """Return the items that are brought when the last run ends there, in order."""
         return sorted([*self.aside, *self.items[end:]])
+
+    def away_sums(self, end: int) -> list[int]:
+        """Return the running sum of their bytes, from 0."""
+        if end not in self._away_sums:
+            self._away_sums[end] = [0, *itertools.accumulate(self._sizes[index] for index in self.away(end))]
+        return self._away_sums[end]
 
     def away_bytes(self, end: int) -> int:
         """Return their bytes."""
@@ -151,10 +159,6 @@ class Blocks:
         steps = (size for larger, size in itertools.pairwise(sizes) if larger >= _LARGE * size)
         self.rows = [Row(self.items, size) for size in (sizes[0], *steps)]
         """All blocks, then without those that are twice as large as the others, or more, and so on."""
-
-    def nbytes(self, items: Sequence[int]) -> int:
-        """Return the bytes of some items."""
-        return sum(self.items[index].nbytes for index in items)
 
     def places(self, cut: Cut) -> Mapping[str, Place]:
         """Return the place of each part of a component that is cut so."""

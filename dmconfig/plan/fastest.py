@@ -15,6 +15,7 @@ several splits of one price is the most even is not searched, and ties in genera
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -200,12 +201,12 @@ class _Search:
             self._go_on(rest[0], option, rest[1:], state, self._descend)
 
     def _split_next(self, state: _State) -> None:
-        """Split what is to be split, the dearest to bring first."""
+        """Split what is to be split, the dearest to bring first, the last two in either order."""
         if not state.pending:
             self._record(state)
             return
         names = sorted(state.pending, key=lambda name: (-self._prices[name], -self.question.loads[name].nbytes, name))
-        for name in names[:1] if self._narrow else names:
+        for name in names if len(names) == 2 and not self._narrow else names[:1]:
             if self._has_room(name, state.uses):
                 continue  # whole it takes no more, and costs nothing
             for option in self._cuts(name, state, is_last=len(names) == 1):
@@ -401,38 +402,44 @@ class _Search:
         some.
         """
         homes = [place.device for place in self._distinct([Place(d) for d in self.accelerators], state.uses)]
-        is_together = name in self.question.together
-        cuts = []
-        if not is_together:
-            cuts = [option for home in homes for option in self._staying(name, home, state.uses, is_last=is_last)]
+        rooms, only_best = self._rooms(name, state.uses), is_last or self._narrow
+        cuts: list[_Option] = []
+        if name not in self.question.together:
+            cuts = [cut for home in homes for cut in self._staying(name, home, rooms, state.uses, only_best=only_best)]
+        else:
+            rooms = {}
+        most = inf if self.best is None else self.best[0][0] - state.seconds + _EPSILON
         for beside in () if cuts else sorted({0, self._largest_layer(name, state.pending)}):
             for home in homes:
-                rooms = {} if is_together else self._rooms(name, state.uses)
-                rooms.pop(home, None)
-                cuts += self._streamed(name, home, rooms, state, beside)
+                others = {device: room for device, room in rooms.items() if device != home}
+                for cut in self._streamed(name, home, others, state.uses, beside=beside, most=most):
+                    cuts.append(cut)
+                    most = min(most, cut.seconds + _EPSILON) if only_best else most
         self._work_left -= _PLACE * (len(cuts) + len(homes))
         cuts.sort(key=lambda o: (round(o.seconds, 9), o.crossings, self.even.figures(o.uses)))
-        return cuts[:1] if is_last or self._narrow else cuts
+        return cuts[:1] if only_best else cuts
 
-    def _staying(self, name: str, home: str, uses: Uses, *, is_last: bool) -> Iterator[_Option]:
+    def _staying(
+        self, name: str, home: str, rooms: Mapping[str, int], uses: Uses, *, only_best: bool
+    ) -> Iterator[_Option]:
         """All blocks stay, over the fewest devices that hold them: evenly, or as far as each has room."""
-        blocks, rooms = self.blocks[name], self._rooms(name, uses)
-        row, room = blocks.rows[0], rooms.pop(home)
-        if blocks.outside + blocks.total > room + sum(rooms.values()) or blocks.outside > room:
+        blocks, room = self.blocks[name], rooms[home]
+        row, others = blocks.rows[0], {device: more for device, more in rooms.items() if device != home}
+        if blocks.outside + blocks.total > sum(rooms.values()) or blocks.outside > room:
             return
-        fewest = len(rooms) + 1
-        for runs in self._runs(row, room - blocks.outside, rooms):
+        fewest = len(rooms)
+        for runs in self._runs(row, room - blocks.outside, others):
             if len(runs) > fewest:
                 return
             if runs[-1][1] == row.count:
                 fewest = len(runs)
-                over = [(home, room), *((device, rooms[device]) for device, _ in runs[1:])]
+                over = [(device, rooms[device]) for device in (home, *(device for device, _ in runs[1:]))]
                 ways = [row.evenly(over, blocks.outside)]
-                if not (is_last or self._narrow):
+                if not only_best:
                     ways.append(((home, runs[0][1]), *runs[1:]))  # what is left is on the last one
                 options = (self._option(name, home, row, ends, uses) for ends in ways)
                 yield from (option for option in options if option is not None)
-                if is_last:
+                if only_best:
                     return
 
     def _largest_layer(self, name: str, pending: Sequence[str]) -> int:
@@ -440,24 +447,24 @@ class _Search:
         return max((self.blocks[other].rows[0].leaves[0] for other in pending if other != name), default=0)
 
     def _streamed(
-        self, name: str, home: str, rooms: Mapping[str, int], state: _State, beside: int = 0
+        self, name: str, home: str, rooms: Mapping[str, int], uses: Uses, *, beside: int, most: float
     ) -> Iterator[_Option]:
         """The first blocks stay, of all or of those up to some size, and the others are brought: as few as can be.
 
         ``rooms`` are those of other devices that may hold some; ``beside`` is left for a layer of another component
-        that comes to the same device.
+        that comes to the same device. Splits that cost more than ``most`` are left out.
         """
-        uses = {**state.uses, home: state.uses[home].with_brought(beside)} if beside else state.uses
-        price, most = self._prices[name], inf
-        if self.best is not None:
-            most = (self.best[0][0] - state.seconds + _EPSILON) / price
+        uses = {**uses, home: uses[home].with_brought(beside)} if beside else uses
+        price = self._prices[name]
         for row in self.blocks[name].rows:
-            if row.aside_bytes > most:
+            if row.aside_bytes > most / price:
                 return
-            runs = self._longest(name, home, row, rooms, uses, most=most)
-            option = None if runs is None else self._option(name, home, row, ((home, runs[0][1]), *runs[1:]), uses)
+            runs = self._longest(name, home, row, rooms, uses, most=most / price)
+            if runs is None or row.away_bytes(runs[-1][1]) > most / price:
+                continue
+            option = self._option(name, home, row, ((home, runs[0][1]), *runs[1:]), uses)
             if option is not None:
-                most = min(most, option.seconds / price)
+                most = min(most, option.seconds + _EPSILON)
                 yield option
 
     def _longest(
@@ -492,16 +499,17 @@ class _Search:
         for device, end in ends:
             held[device] = held.get(device, 0) + row.sums[end] - row.sums[start]
             start = end
-        away, layer, seconds = row.away(start), row.leaves[start], 0.0
+        layer, seconds = row.leaves[start], 0.0
+        after = dict(self._with_parts(name, home, held, layer, uses))
         resting: list[tuple[Place, int]] = []
-        for place, items in self._resting(name, home, away, self._with_parts(name, home, held, layer, uses)):
-            held[place.storage] = blocks.nbytes(items)
-            seconds += held[place.storage] * self._prices_at[name][place]
-            resting.append((place, len(items)))
+        for place, count, nbytes in self._resting(name, home, row.away_sums(start), after):
+            held[place.storage] = nbytes
+            after[place.storage] = after[place.storage].with_held(nbytes)
+            seconds += nbytes * self._prices_at[name][place]
+            resting.append((place, count))
         keeps_little = len(resting) == 1 and row.sums[start] * _LITTLE < blocks.total
-        if keeps_little or sum(count for _, count in resting) < len(away):
+        if keeps_little or sum(count for _, count in resting) + 1 < len(row.away_sums(start)):
             return None  # what is brought as a whole is tried as a place
-        after = self._with_parts(name, home, held, layer, uses)
         if not self.question.limits.hold(after, after):
             return None
         return _Option(seconds, len(ends) - 1, Cut(home, row, ends, tuple(resting), held, layer, seconds), after)
@@ -517,17 +525,17 @@ class _Search:
             after[home] = after[home].with_brought(layer, load.working.get(home, 0))
         return after
 
-    def _resting(self, name: str, home: str, items: Sequence[int], uses: Uses) -> Iterator[tuple[Place, Sequence[int]]]:
-        """Yield where items rest: in order, as many as there is room for on the fastest, then on the next."""
-        blocks, ways = self.blocks[name], self._prices_at[name]
-        for place in (place for place in ways if place.device == home):
-            room, count = self.question.limits.room(place.storage, uses), 0
-            while count < len(items) and blocks.items[items[count]].nbytes <= room:
-                room -= blocks.items[items[count]].nbytes
-                count += 1
-            if count:
-                yield place, items[:count]
-            items = items[count:]
+    def _resting(self, name: str, home: str, sums: Sequence[int], uses: Uses) -> Iterator[tuple[Place, int, int]]:
+        """Yield where blocks rest, how many, and their bytes: as many as there is room for on the fastest, then on the
+        next. ``sums`` are the running sum of their bytes.
+        """
+        start = 0
+        for place in (place for place in self._prices_at[name] if place.device == home):
+            room = self.question.limits.room(place.storage, uses)
+            end = bisect.bisect_right(sums, sums[start] + room, start) - 1
+            if end > start:
+                yield place, end - start, sums[end] - sums[start]
+            start = end
 
     def _runs(self, row: Row, first_room: int, rooms: Mapping[str, int]) -> Iterator[Ends]:
         for runs in row.runs(first_room, rooms):
