@@ -94,7 +94,7 @@ def _repeated(move: Move, steps: Steps, share: float | None) -> tuple[MoveCount,
     first = _between({}, marks[0], move)
     ran = sum(each.count > 0 for each in (first, *moved))
     telling = [each for each in (*([] if move.kind == "weights" else [first]), *moved) if each.count]
-    return _typical(telling), max(0.0, steps.asked * share - ran)
+    return _typical(telling), min(max(0.0, steps.asked * share - ran), steps.asked - steps.run)
 
 
 def _typical(moved: Sequence[MoveCount]) -> MoveCount:

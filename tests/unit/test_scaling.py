@@ -64,6 +64,13 @@ def test_denoisers_that_take_turns_each_count_for_their_share() -> None:
     assert found[SECOND] == (340, 34)
 
 
+def test_denoisers_of_a_generation_that_is_all_run_are_as_they_ran() -> None:
+    """Whatever share of the steps each is thought to have."""
+    noted = [moved(first=10), moved(first=10, second=10)]
+    found = whole(noted[-1], Steps(2, 2, noted), transformer=0.32, transformer_2=0.68)
+    assert found == {FIRST: (10, 1), SECOND: (10, 1)}
+
+
 def test_weights_that_came_with_the_first_step_are_not_repeated() -> None:
     """Of a denoiser that ran in the first step alone, weights were brought then; activations come again each time."""
     sent = Move("transformer", "cuda:1", "cuda:0", "activations")
