@@ -21,7 +21,7 @@ from dmconfig.plan import Assignment, Residency
 from dmconfig.spec import validate_spec
 from dmconfig.units import KIB
 from tests.integration.test_placements import DIGITS, PIPELINE, PLACEMENTS, draw, load
-from tests.tiny_pipelines import KINDS, write_spec
+from tests.tiny_pipelines import KINDS, write_spec, write_tiny
 from tests.virtual_devices import MakeMachine
 
 
@@ -118,10 +118,10 @@ def test_dtypes_sources_and_what_the_file_says_of_calls_come_back(
     """A component from elsewhere, one in another dtype, the call's defaults, and a secret as its variable."""
     virtual_machine()
     monkeypatch.setenv("MY_TOKEN", "hunter2-secret")
-    shutil.copytree(PIPELINE / "vae", tmp_path / "models" / "vae")
+    shutil.copytree(write_tiny("wan", tmp_path / "wan") / "vae", tmp_path / "models" / "vae")
     file = tmp_path / "pipe.yaml"
     file.write_text(
-        f"version: 1\npipeline: {{source: {PIPELINE}, dtype: float16}}\nreserve: 1MiB\nmax_memory: {{0: 90%, 1: 90%}}\n"
+        "version: 1\npipeline: {source: ./wan, dtype: float16}\nreserve: 1MiB\nmax_memory: {0: 90%, 1: 90%}\n"
         "components: {vae: {source: ./models/vae, dtype: float32}}\n"
         'call: {num_inference_steps: 3, seed: 5, negative_prompt: "${MY_TOKEN}"}\n',
         encoding="utf-8",

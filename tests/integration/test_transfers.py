@@ -282,7 +282,7 @@ def test_load_refuses_a_split_over_devices_that_lose_bytes(
     machine = virtual_machine()
     break_link("cuda:0", "cuda:1", torch.Tensor.zero_)
     with monkeypatch.context() as patch:
-        patch.setattr("dmconfig.build.build_pipeline", lambda *_: pytest.fail("something was loaded"))
+        patch.setattr("dmconfig.build.build_pipelines", lambda *_: pytest.fail("something was loaded"))
         with pytest.raises(DispatchError, match="cuda:0 to cuda:1"):
             load_from_yaml(DIGITS, SPLIT)
     assert live_bytes(machine) == [0, 0]

@@ -32,6 +32,7 @@ OF_SHAPE = re.compile(r"error\[DM(20[1-69]|208|210) ")
 BEYOND = {
     "placement-without-execution",  # a layer may say of a placement only what differs
     "version-and-source-missing",  # and leave out what other layers have
+    "several-in-one-place",  # of which component a class takes several is not in the file
     "layers-stale-config",  # what a class takes is not in the file
     "variable-secret-refused",  # what a variable has is not in the file
 }
