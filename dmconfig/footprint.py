@@ -291,11 +291,16 @@ _REMARKING = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao")
 """Loggers that remark, while torchao is imported beside diffusers, on what it lacks for some kinds of card."""
 
 
-def _import_library(library: str) -> Any:
+def quiet_imports() -> None:
+    """Keep what is remarked while the libraries are imported off the screen, for the life of the process."""
     import logging
 
     for name in _REMARKING:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _import_library(library: str) -> Any:
+    quiet_imports()
     # model_index.json names a pipeline's own module by its last part: "stable_diffusion" is
     # diffusers.pipelines.stable_diffusion (diffusers pipeline_loading_utils.get_class_obj_and_candidates)
     if library in ("diffusers", "transformers"):

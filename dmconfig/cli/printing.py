@@ -81,3 +81,6 @@ def quiet_libraries() -> None:
     """Keep the libraries' remarks at import off the screen; what matters of them is an error here."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    from dmconfig.footprint import quiet_imports
+
+    quiet_imports()
