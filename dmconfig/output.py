@@ -20,7 +20,15 @@ def check_output(path: Path) -> None:
 
     Raises: SpecError: the ending is no picture's, or the folder cannot be written to.
     """
-    if problems := [*file_problems(path, *sorted(STILL | MOVING))]:
+    check_writable(path, *sorted(STILL | MOVING))
+
+
+def check_writable(path: Path | None, *suffixes: str) -> None:
+    """Check that a file with one of these endings can be written to path; None is none to write.
+
+    Raises: SpecError: with all that is wrong.
+    """
+    if path is not None and (problems := [*file_problems(path, *suffixes)]):
         raise SpecError(problems)
 
 

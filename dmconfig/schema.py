@@ -106,12 +106,17 @@ def plan_schema_text() -> str:
 
     That is a plan, one component explained, all strategies, or problems.
     """
-    from pydantic import TypeAdapter
-
     from dmconfig.render.data import PLAN_VERSION, ComparisonData, ExplanationData, PlanData, ProblemsData
 
-    printed = TypeAdapter[Any](PlanData | ExplanationData | ComparisonData | ProblemsData)
-    return _schema_text(_closed(printed.json_schema()), f"dmconfig plan, version {PLAN_VERSION}")
+    printed = PlanData | ExplanationData | ComparisonData | ProblemsData
+    return printed_schema_text(printed, f"dmconfig plan, version {PLAN_VERSION}")
+
+
+def printed_schema_text(printed: Any, title: str) -> str:
+    """Return the JSON Schema of what a verb prints as JSON: a type of dictionaries, with no keys but those it names."""
+    from pydantic import TypeAdapter
+
+    return _schema_text(_closed(TypeAdapter(printed).json_schema()), title)
 
 
 def _closed(schema: Any) -> Any:

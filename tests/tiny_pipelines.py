@@ -48,6 +48,7 @@ from diffusers import (
 )
 from diffusers.pipelines.stable_diffusion import StableDiffusionSafetyChecker
 from packaging.version import Version
+from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import Metaspace
@@ -123,6 +124,13 @@ def write_spec(kind: str, folder: Path) -> Path:
 def in_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
     """Return the argument with which diffusers, as installed, loads in a dtype."""
     return {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
+
+
+def write_picture(file: Path) -> Path:
+    """Write a picture of SIZE, dark on the left and bright on the right, and return file."""
+    rows = np.linspace(0, 255, SIZE, dtype=np.uint8)
+    Image.fromarray(np.stack([np.broadcast_to(rows, (SIZE, SIZE))] * 3, -1)).save(file)
+    return file
 
 
 def kind_of(call: str) -> str:

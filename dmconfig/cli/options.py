@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,6 +63,11 @@ GpusOption = Annotated[
 ]
 RamOption = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="Plan for this much host memory.")]
 DiskOption = Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="Plan for this much free disk.")]
+CallOption = Annotated[
+    list[str] | None, typer.Option("--call", metavar="KEY=VALUE", help="Set an argument of the pipeline's call.")
+]
+FramesOption = Annotated[int | None, typer.Option("--frames", min=1, help="Frames of a film.")]
+StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Steps of a whole generation.")]
 PipelineOption = Annotated[
     str | None, typer.Option("--pipeline", metavar="NAME", help="One of the file's pipelines; default: the first.")
 ]
@@ -90,6 +95,19 @@ def read_all(*readers: Callable[[], Any]) -> list[Any]:
     if problems:
         raise SpecError(problems)
     return results
+
+
+def exclusive(flags: Mapping[str, bool], what: str) -> None:
+    """Check that at most one of these flags is given; ``what`` says why not more.
+
+    Raises: SpecError: naming all that are given.
+    """
+    from dmconfig.errors import Code, Problem, SpecError
+
+    given = [flag for flag, is_given in flags.items() if is_given]
+    if len(given) > 1:
+        both = f"{', '.join(given[:-1])} and {given[-1]} {what}"
+        raise SpecError([Problem(code=Code.BAD_COMMAND_LINE, what=both, fix="keep one of them", origin=given[0])])
 
 
 def chosen_machine(name: str | None, gpus: str | None, ram: str | None, disk: str | None) -> Inventory:

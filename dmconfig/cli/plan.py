@@ -20,6 +20,7 @@ from dmconfig.cli.options import (
     RamOption,
     SetOption,
     chosen_machine,
+    exclusive,
     overrides_of,
     read_all,
 )
@@ -73,11 +74,14 @@ def plan(
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Show where every component will live on this machine, or on one described by a file, a name or sizes."""
-    from dmconfig.load import check_file, plan_for
+    from dmconfig.load import check_file
+    from dmconfig.output import check_writable
 
     with exit_on_problems(format_):
-        _, chosen, overrides = read_all(
-            lambda: _check_views(explain, all_, out),
+        views = {"--explain": explain is not None, "--all": all_, "--out": out is not None}
+        *_, chosen, overrides = read_all(
+            lambda: check_writable(out, ".svg"),
+            lambda: exclusive(views, "are views of their own, and a command shows one"),
             lambda: chosen_machine(machine, gpus, ram, disk),
             lambda: [*overrides_of(set_), *_rehearsed_reserve(rehearse)],
         )
@@ -87,12 +91,19 @@ def plan(
         elif explain is not None:
             _print_explanation(explain, checked, chosen, format_, ask_hub=hub)
         else:
-            planned = plan_for(checked, chosen, ask_hub=hub)
-            if out is not None:
-                _draw(planned, checked, out)
-            print_plan(planned, format_)
-            if out is not None and format_ is Format.TEXT:
-                typer.echo(f"wrote {out}")
+            _print_planned(checked, chosen, format_, out, ask_hub=hub)
+
+
+def _print_planned(checked: Checked, machine: Inventory, format_: Format, out: Path | None, *, ask_hub: bool) -> None:
+    """Print the plan, and draw it where a picture is asked for."""
+    from dmconfig.load import plan_for
+
+    planned = plan_for(checked, machine, ask_hub=ask_hub)
+    if out is not None:
+        _draw(planned, checked, out)
+    print_plan(planned, format_)
+    if out is not None and format_ is Format.TEXT:
+        typer.echo(f"wrote {out}")
 
 
 def _rehearsed_reserve(wanted: bool) -> Iterator[Override]:
@@ -103,27 +114,6 @@ def _rehearsed_reserve(wanted: bool) -> Iterator[Override]:
     if wanted:
         quiet_libraries()
         yield Override(path=("reserve",), value=REHEARSED, origin="--rehearse", folder=Path.cwd())
-
-
-def _check_views(explain: str | None, all_: bool, out: Path | None) -> None:
-    """Check that one view is asked for, and that a picture can be written where it is to go.
-
-    Raises: SpecError: with all that is wrong.
-    """
-    from dmconfig.errors import Code, Problem, SpecError
-
-    problems: list[Problem] = []
-    if out is not None:
-        from dmconfig.output import file_problems
-
-        problems += file_problems(out, ".svg")
-    flags = (("--explain", explain is not None), ("--all", all_), ("--out", out is not None))
-    given = [flag for flag, is_given in flags if is_given]
-    if len(given) > 1:
-        what = f"{', '.join(given[:-1])} and {given[-1]} are views of their own, and a command shows one"
-        problems.append(Problem(code=Code.BAD_COMMAND_LINE, what=what, fix="keep one of them", origin=given[0]))
-    if problems:
-        raise SpecError(problems)
 
 
 def _print_explanation(component: str, checked: Checked, machine: Inventory, format_: Format, *, ask_hub: bool) -> None:

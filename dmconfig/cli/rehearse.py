@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmconfig.cli.options import (
+    CallOption,
     DiskOption,
     FileArgument,
     Format,
     FormatOption,
+    FramesOption,
     GpusOption,
     MachineOption,
     OverlayOption,
     ProfileOption,
     RamOption,
     SetOption,
+    StepsOption,
     call_overrides,
     chosen_machine,
     overrides_of,
@@ -29,12 +32,6 @@ from dmconfig.cli.printing import TRACEBACK, exit_on_problems, print_json, quiet
 
 if TYPE_CHECKING:
     from dmconfig.rehearse import Rehearsal
-
-FramesOption = Annotated[int | None, typer.Option("--frames", min=1, help="Frames of a film.")]
-StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Steps of a whole generation.")]
-CallOption = Annotated[
-    list[str] | None, typer.Option("--call", metavar="KEY=VALUE", help="Set an argument of the pipeline's call.")
-]
 
 
 def rehearse(
@@ -63,6 +60,7 @@ def rehearse(
 ) -> None:
     """Run the pipeline's own code on virtual accelerators, without weights: will it run, and what does it take?"""
     from dmconfig.load import check_file
+    from dmconfig.output import check_writable
     from dmconfig.rehearse.reserve import rehearsable
     from dmconfig.rehearse.script import Settings
     from dmconfig.staging import rehearse_file
@@ -70,7 +68,7 @@ def rehearse(
     quiet_libraries()
     with exit_on_problems(format_):
         _, chosen, overrides, arguments = read_all(
-            lambda: _check_page(out),
+            lambda: check_writable(out, ".html"),
             lambda: rehearsable(chosen_machine(machine, gpus, ram, disk)),
             lambda: overrides_of(set_),
             lambda: [*call_overrides(None, None, call)],
@@ -82,15 +80,6 @@ def rehearse(
         _show(rehearsal, out, format_)
     if not rehearsal.fits:
         raise typer.Exit(3)
-
-
-def _check_page(out: Path | None) -> None:
-    """Raise when a page cannot be written there."""
-    from dmconfig.errors import SpecError
-    from dmconfig.output import file_problems
-
-    if out is not None and (problems := [*file_problems(out, ".html")]):
-        raise SpecError(problems)
 
 
 def _write_page(rehearsal: Rehearsal, out: Path | None) -> None:

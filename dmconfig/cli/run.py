@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dmconfig.cli.options import (
+    CallOption,
     FileArgument,
     Format,
     FormatOption,
@@ -31,9 +32,7 @@ def run(
     out: Annotated[Path, typer.Option("--out", metavar="IMAGE", help="Where to write it; its folder is made.")],
     prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="What to draw.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Same seed, same picture.")] = None,
-    call: Annotated[
-        list[str] | None, typer.Option("--call", metavar="KEY=VALUE", help="An argument of the pipeline's call.")
-    ] = None,
+    call: CallOption = None,
     overlays: OverlayOption = None,
     profile: ProfileOption = None,
     pipeline: PipelineOption = None,

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from dmconfig.cli.options import Format, exclusive
+from dmconfig.cli.printing import exit_on_problems
+
 
 def schema(
     plan_: Annotated[
@@ -19,6 +22,8 @@ def schema(
     ] = False,
 ) -> None:
     """Print the JSON Schema of the file format, for editors and other tools."""
+    with exit_on_problems(Format.TEXT):
+        exclusive({"--plan": plan_, "--rehearsal": rehearsal, "--sweep": sweep}, "are schemas of their own")
     typer.echo(_text(plan=plan_, rehearsal=rehearsal, sweep=sweep), nl=False)
 
 

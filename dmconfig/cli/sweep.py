@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmconfig.cli.options import (
+    CallOption,
     DiskOption,
     FileArgument,
     Format,
     FormatOption,
+    FramesOption,
     OverlayOption,
     ProfileOption,
     RamOption,
     SetOption,
+    StepsOption,
     call_overrides,
     chosen_machine,
     overrides_of,
     read_all,
 )
 from dmconfig.cli.printing import exit_on_problems, print_json, quiet_libraries, show, terminal_width
-from dmconfig.cli.rehearse import CallOption, FramesOption, StepsOption
 
 if TYPE_CHECKING:
     from dmconfig.inventory import Inventory

@@ -6,11 +6,10 @@ The page is in ``page``. The records below say what the JSON holds; the publishe
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from typing_extensions import TypedDict  # pydantic makes no schema of typing's own before Python 3.12
 
 from dmconfig.plan import Assignment, Residency
@@ -19,6 +18,7 @@ from dmconfig.render import plan_data
 from dmconfig.render.columns import Column, table_lines, wrapped
 from dmconfig.render.data import Device, PlanData, ProblemsData
 from dmconfig.render.words import BROUGHT
+from dmconfig.schema import printed_schema_text
 from dmconfig.units import format_bytes, format_seconds
 from dmconfig.version import __version__
 from dmconfig.virtual import OUTSIDE, Kind
@@ -493,13 +493,7 @@ def rehearsal_schema() -> str:
 
     That is a rehearsal, or problems.
     """
-    body = TypeAdapter[Any](RehearsalData | ProblemsData).json_schema()
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"dmconfig rehearsal, version {REHEARSAL_VERSION}",
-        **{key: value for key, value in body.items() if key != "title"},
-    }
-    return json.dumps(schema, indent=2) + "\n"
+    return printed_schema_text(RehearsalData | ProblemsData, f"dmconfig rehearsal, version {REHEARSAL_VERSION}")
 
 
 def _device_data(device: DevicePeak) -> DeviceData:

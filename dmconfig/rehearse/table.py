@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from typing_extensions import TypedDict  # pydantic makes no schema of typing's own before Python 3.12
 
 from dmconfig.rehearse.report import about
 from dmconfig.rehearse.sweeping import Tried, largest
 from dmconfig.render.columns import Column, table_lines, wrapped
 from dmconfig.render.data import ProblemsData
+from dmconfig.schema import printed_schema_text
 from dmconfig.units import format_bytes
 
 SWEEP_VERSION: Final = 1
@@ -128,13 +128,7 @@ def fits_everywhere(sweep: Sweep) -> bool:
 
 def sweep_schema() -> str:
     """Return the JSON Schema of what ``sweep`` prints as JSON, as the text of ``schemas/sweep-1.schema.json``."""
-    body = TypeAdapter[Any](SweepData | ProblemsData).json_schema()
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"dmconfig sweep, version {SWEEP_VERSION}",
-        **{key: value for key, value in body.items() if key != "title"},
-    }
-    return json.dumps(schema, indent=2) + "\n"
+    return printed_schema_text(SweepData | ProblemsData, f"dmconfig sweep, version {SWEEP_VERSION}")
 
 
 def _machine_data(machine: str, tried: Sequence[Tried]) -> MachineData:

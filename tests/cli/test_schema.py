@@ -98,3 +98,10 @@ def test_schema_refuses_what_the_command_refuses(wrong: dict[str, object]) -> No
     """An editor with the schema marks the mistakes that the command would report."""
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, json.loads(PUBLISHED.read_text(encoding="utf-8")))
+
+
+def test_two_schemas_at_once_are_refused() -> None:
+    """A command prints one; none of two that are asked for is left out in silence."""
+    result = CliRunner().invoke(app, ["schema", "--plan", "--sweep"])
+    assert result.exit_code == 2
+    assert "--plan and --sweep are schemas of their own" in result.output

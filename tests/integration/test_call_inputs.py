@@ -18,7 +18,7 @@ from dmconfig.cli import app
 from dmconfig.load import check_file, plan_for
 from dmconfig.rehearse import Script, Settings, rehearse
 from tests.conftest import inventory
-from tests.tiny_pipelines import CLASSES, PROMPT, SIZE, kind_of, write_tiny
+from tests.tiny_pipelines import CLASSES, PROMPT, SIZE, kind_of, write_picture, write_tiny
 from tests.virtual_devices import MakeMachine
 
 PLACES = "device_map: {vae: cuda:1, default: cuda:0}\nreserve: 0\n"
@@ -33,8 +33,7 @@ CASES = {
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with pipelines, two pictures and a spec for each case."""
     folder = tmp_path_factory.mktemp("inputs")
-    rows = np.linspace(0, 255, SIZE, dtype=np.uint8)
-    Image.fromarray(np.stack([np.broadcast_to(rows, (SIZE, SIZE))] * 3, -1)).save(folder / "fox.png")
+    write_picture(folder / "fox.png")
     Image.fromarray(np.where(np.arange(SIZE) < SIZE // 2, 0, 255).astype(np.uint8)[None].repeat(SIZE, 0)).save(
         folder / "mask.png"
     )

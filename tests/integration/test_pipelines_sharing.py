@@ -17,7 +17,7 @@ import dmconfig
 from dmconfig import DMConfigError
 from dmconfig.cli import app
 from dmconfig.load import check_file
-from tests.tiny_pipelines import PROMPT, SIZE, write_tiny
+from tests.tiny_pipelines import PROMPT, SIZE, write_picture, write_tiny
 from tests.virtual_devices import MakeMachine
 
 SPEC = f"""\
@@ -46,8 +46,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharing")
     write_tiny("sd", folder / "sd")
     write_tiny("controlnet", folder / "controlnet")
-    rows = np.linspace(0, 255, SIZE, dtype=np.uint8)
-    Image.fromarray(np.stack([np.broadcast_to(rows, (SIZE, SIZE))] * 3, -1)).save(folder / "fox.png")
+    write_picture(folder / "fox.png")
     file = folder / "three.yaml"
     file.write_text(SPEC)
     return file
