@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -23,7 +23,7 @@ from dmconfig.devices import (
     parse_device,
 )
 from dmconfig.errors import Code, Edit, Problem, SpecError, nearest
-from dmconfig.hints import key_hint, renamed_key
+from dmconfig.hints import VALUE_HINTS, key_hint, renamed_key
 from dmconfig.layers import FILE_KEYS
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
@@ -85,6 +85,7 @@ class RehearsedReserve(dict[str, int]):
 
 
 LowMemory = Literal["none", "cpu_offload_with_hook", "sequential_cpu_offload", "group_offload"]
+_OFFLOADS = ("model", "sequential", "group")  # the same ways, as a placement of one component has them
 
 
 def _word(value: object) -> str:
@@ -936,6 +937,8 @@ def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
         return what, _list_advice(path, given)
     if not isinstance(given, str):
         return what, ""
+    if path[:1] == ("device_map",) and (advice := _offload_advice(path, given)):
+        return what, advice
     meant = (nearest(given, STRATEGIES) if takes_strategy else None) or nearest_device(given)
     if meant:
         return what, f"did you mean {meant!r}?"
@@ -943,6 +946,16 @@ def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
     if path[:1] == ("device_map",) and len(path) == 2 and ":" in key:
         return what, f"the component comes first: write {given}: {key}"
     return what, ""
+
+
+def _offload_advice(path: ConfigPath, word: str) -> str:
+    """How to write a way of offloading, where it stands in place of a device."""
+    ways = (*VALUE_HINTS.get(word, ()), word)
+    if len(path) == 2 and path[1] != DEFAULT:
+        way = next((each for each in ways if each in _OFFLOADS), None)
+        return f"write {{execution: cuda:0, offload: {way}}}" if way else ""
+    low = next((each for each in ways if each in get_args(LowMemory) and each != "none"), None)
+    return f"name a device here, such as cuda:0, and write low_memory: {low}" if low else ""
 
 
 def _list_advice(path: ConfigPath, given: list[Any]) -> str:
