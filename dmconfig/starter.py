@@ -211,7 +211,7 @@ class _Draft:
         stored = ", ".join(dict.fromkeys(each.dtype for each in self.plan.assignments))
         yield _remark("  # dtype: bfloat16", f"default: as stored, {stored}")
         if self.assembly.source.hub_id is not None:
-            yield _remark("  # revision: main", "write a commit for deployments")
+            yield _remark("  # revision: <commit>", "dmconfig pin writes it; for deployments")
 
     def _device_map(self, device_map: Any) -> Iterator[str]:
         plan, strategy = self.plan, self.strategy

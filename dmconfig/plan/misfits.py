@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dmconfig.devices import CPU, DISK, is_accelerator
@@ -10,10 +10,11 @@ from dmconfig.errors import Code, Problem
 from dmconfig.inventory import Device
 from dmconfig.paths import ConfigPath
 from dmconfig.plan.calls import DENOISER, role_of
+from dmconfig.plan.model import Residency
 from dmconfig.plan.placement import best_choice
 from dmconfig.plan.requests import Place
 from dmconfig.plan.task import UNLIMITED, Solution, Task
-from dmconfig.plan.uses import uses_of
+from dmconfig.plan.uses import Use, uses_of
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT_RESERVE, PlacementSpec, RehearsedReserve
 from dmconfig.units import GIB, MIB, format_bytes
@@ -76,10 +77,23 @@ def _overfull(resolved: Resolved, task: Task, fix: str) -> Iterator[Problem]:
         parts = " + ".join(f"{name} {format_bytes(_bytes_on(device, name, pins[name], task))}" for name in names)
         one_at_a_time = " (of those brought in turn, the largest counts)" if use.brought and len(names) > 1 else ""
         short = format_bytes(use.need - limits.offer(device))
-        what = (
-            f"on {device}: {parts}{_reserve_on(device, task)}{one_at_a_time}; {_offers((device,), task)}, {short} short"
-        )
+        needs = f"{parts}{_reserve_on(device, task)}{_beyond_reserve(device, use, pins, task)}{one_at_a_time}"
+        what = f"on {device}: {needs}; {_offers((device,), task)}, {short} short"
         yield resolved.problem(Code.DOES_NOT_FIT, _path_of(names[0], task), what, fix=fix)
+
+
+def _beyond_reserve(device: str, use: Use, pins: Mapping[str, Place], task: Task) -> str:
+    """What the component that needs most needs of a device while it runs there, beyond the reserve of all of them."""
+    more = use.need - use.peak
+    if not more:
+        return ""
+
+    def visiting(name: str) -> int:
+        brought = _bytes_on(device, name, pins[name], task) if pins[name].residency is not Residency.ALWAYS else 0
+        return brought + task.loads[name].working.get(device, 0)
+
+    busiest = max((name for name, place in pins.items() if place.device == device), key=visiting)
+    return f" + {format_bytes(more)} more while {busiest} runs"
 
 
 def _bytes_on(device: str, name: str, place: Place, task: Task) -> int:
@@ -92,6 +106,8 @@ def _together(resolved: Resolved, task: Task, fix: str) -> Problem:
     places = [place for request in task.requests.values() for place in request.places]
     reserves = {task.reserve_on(device) for device in task.usable}
     reserve = f" + {format_bytes(min(reserves))} reserve on each accelerator" if reserves else ""
+    more = max((nbytes for load in task.loads.values() for nbytes in load.working.values()), default=0)
+    reserve += f", up to {format_bytes(more)} more while one of them runs" if more else ""
     parts = ", ".join(f"{name} {format_bytes(load.nbytes)}" for name, load in task.loads.items())
     what = f"together the components need {format_bytes(total)}{reserve}; {_offers(_devices_of(places), task)}"
     return resolved.problem(Code.DOES_NOT_FIT, ("device_map",), what, why=f"they are: {parts}", fix=fix)
@@ -109,11 +125,12 @@ def _fits_alone(name: str, task: Task) -> bool:
 def _need(name: str, task: Task) -> str:
     places = task.requests[name].places
     least = min(task.loads[name].peak_bytes(place.residency) for place in places)
-    return f"needs {format_bytes(least)}{_reserve_on(places[0].device, task)}"
+    device = places[0].device
+    return f"needs {format_bytes(least)}{_reserve_on(device, task, task.loads[name].working.get(device, 0))}"
 
 
-def _reserve_on(device: str, task: Task) -> str:
-    reserve = task.reserve_on(device) if is_accelerator(device) else 0
+def _reserve_on(device: str, task: Task, working: int = 0) -> str:
+    reserve = task.reserve_on(device) + working if is_accelerator(device) else 0
     return f" + {format_bytes(reserve)} reserve" if reserve else ""
 
 

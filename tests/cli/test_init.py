@@ -67,7 +67,7 @@ def test_init_of_a_hub_id_explains_itself(tmp_path: Path) -> None:
         "pipeline:\n"
         "  source: black-forest-labs/FLUX.1-dev\n"
         "  # dtype: bfloat16                   # default: as stored, bfloat16\n"
-        "  # revision: main                    # write a commit for deployments\n"
+        "  # revision: <commit>                # dmconfig pin writes it; for deployments\n"
         "\n"
         "# Planned with balanced: no weights move during a generation.\n"
         "# device_map: balanced plans anew on whatever machine the file is used.\n"

@@ -457,6 +457,31 @@ def test_component_outside_the_offload_order_stays_once_brought() -> None:
 # --- what does not fit, and the advice ---
 
 
+def test_misfit_of_a_phase_adds_up() -> None:
+    """Each sum is what is short and what there is: 2 + 1 + 4 + 0.5 + 2.5 = 10 = 8 + 2; and 2 + 3 > 4."""
+    text = f"{DIGITS}reserve: {{vae: 3GiB, default: 512MiB}}\n"
+    sizes = footprints(text_encoder=1, unet=4, vae=2)
+    with pytest.raises(PlanError) as raised:
+        plan_from(f"{text}device_map: 0\n", inventory(cuda=[8]), sizes)
+    assert only_problem(raised.value).what == (
+        "on cuda:0: vae 2.0 GiB + text_encoder 1.0 GiB + unet 4.0 GiB + 512.0 MiB reserve + 2.5 GiB more while vae "
+        "runs; cuda:0 offers 8.0 GiB, 2.0 GiB short"
+    )
+    with pytest.raises(PlanError) as raised:
+        plan_from(
+            f"{text}max_memory: {{0: 8GiB, 1: 4GiB}}\ndevice_map: {{unet: 0, vae: 1, default: 0}}\n",
+            inventory(cuda=[8, 8]),
+            sizes,
+        )
+    assert only_problem(raised.value).what == (
+        "on cuda:1: vae 2.0 GiB + 512.0 MiB reserve + 2.5 GiB more while vae runs; "
+        "cuda:1 offers 4.0 GiB (max_memory, of 8.0 GiB), 1.0 GiB short"
+    )
+    with pytest.raises(PlanError) as raised:
+        plan_from(f"{text}device_map: balanced\n", inventory(cuda=[4, 4.5]), sizes)
+    assert "vae needs 2.0 GiB + 3.0 GiB reserve; cuda:0 offers 4.0 GiB, cuda:1 offers 4.5 GiB" in str(raised.value)
+
+
 def test_misfit_names_need_and_offer_of_each_component() -> None:
     """A component that fits nowhere is named with what it needs and what each of its devices offers."""
     problems = refusals("", inventory(cuda=[3, 3.5]), reserve="1.5GiB")
