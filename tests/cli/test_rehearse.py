@@ -124,3 +124,17 @@ def test_what_libraries_remark_while_they_are_imported_is_not_shown() -> None:
     command = [sys.executable, "-m", "dmconfig", "rehearse", str(DIGITS), "--gpus", "2x24GiB", "--ram", "64GiB"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stderr == ""
+
+
+@pytest.mark.slow
+def test_the_pages_show_the_rehearsal_that_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README and the page on rehearsals have the same one, up to where each breaks off."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    spec = "examples/flux-auto.yaml --gpus 2x24GiB --ram 64GiB"
+    monkeypatch.chdir(ROOT)
+    printed = CliRunner().invoke(app, ["rehearse", *spec.split()]).stdout
+    for page in (ROOT / "README.md", ROOT / "docs" / "rehearsal.md"):
+        shown = page.read_text(encoding="utf-8").partition(f"$ dmconfig rehearse {spec}")[2].partition("\n")[2]
+        shown = shown.partition("```")[0].partition("...\n")[0]
+        assert shown.count("\n") > 10
+        assert printed.startswith(shown), page
