@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dmconfig.errors import BuildError, Code, DMConfigError, Problem, nearest
-from dmconfig.facts import PipelineFacts, class_facts
+from dmconfig.facts import ClassFacts, PipelineFacts
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.source import find_snapshot, is_hub_id, is_local
@@ -70,12 +70,17 @@ class Addition:
     elements: int
 
 
-def locate_adapters(resolved: Resolved, spec: Spec, facts: PipelineFacts) -> tuple[tuple[Adapter, ...], list[Problem]]:
-    """Return the adapters of a spec, and what is wrong with them: files that are not there, kinds the class lacks."""
+def locate_adapters(
+    resolved: Resolved, spec: Spec, facts: PipelineFacts, known: ClassFacts | None
+) -> tuple[tuple[Adapter, ...], list[Problem]]:
+    """Return the adapters of a spec, and what is wrong with them: files that are not there, kinds the class lacks.
+
+    ``known`` is what the pipeline's class says of itself as any class does: its ancestors take adapters.
+    """
     adapters: list[Adapter] = []
     problems: list[Problem] = []
     for path, asked in spec.adapters.all:
-        problems += _not_taken(resolved, path, asked, facts)
+        problems += _not_taken(resolved, path, asked, facts, known)
         try:
             adapters.append(_located(resolved, path, asked))
         except DMConfigError as error:
@@ -250,8 +255,9 @@ def _name_of(asked: AdapterSpec, file: str) -> str:
 # Rules
 
 
-def _not_taken(resolved: Resolved, path: ConfigPath, asked: AdapterSpec, facts: PipelineFacts) -> Iterator[Problem]:
-    known = class_facts("diffusers", facts.class_name)
+def _not_taken(
+    resolved: Resolved, path: ConfigPath, asked: AdapterSpec, facts: PipelineFacts, known: ClassFacts | None
+) -> Iterator[Problem]:
     ancestors = known.ancestors if known is not None else frozenset()
     mixin = _MIXINS.get(type(asked))
     takes = mixin in ancestors if mixin else any("IPAdapter" in name for name in ancestors)

@@ -26,10 +26,21 @@ from dmconfig.facts import (
     is_scheduler_class,
     known_pipelines,
     known_schedulers,
+    own_class_facts,
     pipeline_facts,
 )
-from dmconfig.paths import ConfigPath
+from dmconfig.paths import ConfigPath, render_path
 from dmconfig.quantization import refused_by_backend
+from dmconfig.remote_code import (
+    Asking,
+    OwnCode,
+    code_of_component,
+    granted,
+    pipeline_code,
+    read_code,
+    refused_by_code,
+    require_commit,
+)
 from dmconfig.resolve import Resolved
 from dmconfig.source import (
     CONFIG_FILES,
@@ -62,7 +73,7 @@ class Component:
     ``folder`` holds its config and weights, or is None for a hub source of which that is not on this machine yet.
     ``subfolder`` is the one asked for; None leaves it to the kind of source. Where ``source`` is one file of weights,
     ``config_source`` is where its config comes from, and ``folder`` holds that; ``shares_file``: the file is the
-    pipeline's, with the weights of others.
+    pipeline's, with the weights of others. ``code``: its class is in code of its source, which the file grants.
     ``variant_required`` tells a variant asked for this component from one asked for the whole pipeline, which
     components without such files do without. ``path`` is where the file speaks of it.
     """
@@ -86,6 +97,8 @@ class Component:
     config_source: Source | None = None
     shares_file: bool = False
     allows_pickle: bool = False
+    allows_code: bool = False
+    code: OwnCode | None = field(default=None, repr=False)
 
     @property
     def home(self) -> Source:
@@ -115,7 +128,8 @@ class Sharing:
 class Assembly:
     """A pipeline class and its components, in the order of its signature; ``absent`` are optional ones left out.
 
-    ``sharing`` are the other pipelines made of them; components that only those have come last.
+    ``sharing`` are the other pipelines made of them; components that only those have come last. ``code``: the class is
+    in code of a source, which the file grants.
     """
 
     class_name: str
@@ -126,6 +140,12 @@ class Assembly:
     config: Mapping[str, Any]
     sharing: tuple[Sharing, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    code: OwnCode | None = field(default=None, repr=False)
+
+    @property
+    def own_code(self) -> Iterator[OwnCode]:
+        """The code that its sources bring along: that of the pipeline's class, then those of components."""
+        yield from (each for each in (self.code, *(part.code for part in self.loaded)) if each is not None)
 
     def facts_of(self, pipeline: str) -> PipelineFacts:
         """Return the facts of one of its pipelines: ``PIPELINE`` or the name of another."""
@@ -172,7 +192,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
     Raises: SpecError: the source or the pipeline class is missing or unknown.
     """
     source, file, index = _pipeline_source(resolved, spec)
-    facts = _pipeline_class(resolved, spec, index)
+    facts, code = _pipeline_class(resolved, spec, source, index)
     sharing, problems = _sharing(resolved, spec)
     class_path: ConfigPath = ("pipeline", "class" if spec.pipeline.class_name else "source")
     classes: dict[ConfigPath, PipelineFacts] = {
@@ -182,7 +202,8 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
     problems += _unknown_components(resolved, spec, *classes.values())
     assemblers = [_Assembler(resolved, spec, source, file, index, each, path) for path, each in classes.items()]
     found, unfit = _components(assemblers)
-    adapters, wrong = locate_adapters(resolved, spec, facts)
+    known = own_class_facts(code.files, code.class_name) if code else class_facts("diffusers", facts.class_name)
+    adapters, wrong = locate_adapters(resolved, spec, facts, known)
     assembly = Assembly(
         class_name=facts.class_name,
         source=source,
@@ -192,6 +213,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
         config={name: value for name, value in index.config.items() if name in facts.config_parameters},
         sharing=sharing,
         adapters=adapters,
+        code=code,
     )
     if not wrong:
         wrong = [*_unplaceable(resolved, spec, assembly)]
@@ -306,12 +328,17 @@ def _needless_revision(resolved: Resolved, path: ConfigPath, source: str) -> Pro
     return resolved.problem(Code.CONTRADICTION, path, what, fix=fix, key=True)
 
 
-def _pipeline_class(resolved: Resolved, spec: Spec, index: PipelineIndex) -> PipelineFacts:
+def _pipeline_class(
+    resolved: Resolved, spec: Spec, source: Source, index: PipelineIndex
+) -> tuple[PipelineFacts, OwnCode | None]:
+    own = pipeline_code(resolved, spec, source, index)
+    if own is not None:
+        return own
     asked = spec.pipeline.class_name
     name = asked or index.class_name
     facts = pipeline_facts(name)
     if facts is not None:
-        return facts
+        return facts, None
     path: ConfigPath = ("pipeline", "class") if asked else ("pipeline", "source")
     why = "" if asked else f"{INDEX_FILE} of the source names it"
     raise SpecError([_unknown_pipeline(resolved, path, name, why)])
@@ -361,12 +388,17 @@ class _Origin:
     config_source: Source | None
     shares_file: bool = False
 
+    @property
+    def home(self) -> Source:
+        """Where the config is, and the code that it may name."""
+        return self.config_source or self.source
+
 
 def _class_at(name: str, origin: _Origin) -> str | None:
     """Return the class that a component's own config names, or the one that the catalogue knows."""
     if origin.folder is not None:
         return model_class_in(origin.folder)
-    home = origin.config_source or origin.source
+    home = origin.home
     known = find_pipeline(home.hub_id) if home.hub_id else None
     part = known.component(name) if known else None
     return part.class_name if part else None
@@ -415,18 +447,84 @@ class _Assembler:
         origin = self._origin(name, asked, listed)
         entry = self._entry(name, asked, listed, origin)
         facts = class_facts(entry.library, entry.class_name)
+        code = self._code(name, asked, entry, origin, is_known=facts is not None)
+        if code is not None:
+            facts = self._facts_of_code(name, code)
+            entry = Entry(library=facts.library, class_name=code.class_name)
         if facts is None:
-            raise SpecError([self._unknown_class(slot, entry)])
+            raise SpecError([self._unknown_class(slot, entry, asked, origin)])
         if self.file is not None and asked.source is None and is_module_class(facts):
             if not self._is_in_file(name, facts):
                 if slot.optional and asked == ComponentSpec():
                     return None  # as diffusers leaves the safety checker out
                 raise SpecError([self._not_in_file(name)])
             origin = _Origin(self.file, origin.folder, self.source, shares_file=True)
-        return self._component(name, asked, entry, facts, origin)
+        component = self._component(name, asked, entry, facts, origin)
+        if code is None:
+            return component
+        return replace(component, code=code, refused={**refused_by_code(facts), **component.refused})
+
+    def _code(
+        self, name: str, asked: ComponentSpec, entry: Entry, origin: _Origin, *, is_known: bool
+    ) -> OwnCode | None:
+        """Return the code that a component's class is in, where it is in code of its source, and that is granted.
+
+        Raises: SpecError: it is not; or, of what is on the hub, it is at no commit, or not on this machine.
+        """
+        home, asking = origin.home, self._asking(name, asked, origin)
+        try:
+            reference = code_of_component(entry, origin.folder, is_known=is_known)
+            if reference is None and not is_known and origin.folder is None and asking.reason is not None:
+                require_commit(self.resolved, asking, home)
+                raise SpecError([self._code_not_here(name, entry, home)])
+            if reference is None or origin.folder is None or not (reference.is_needed or asking.reason):
+                return None
+            folder, within = origin.folder, home.folder or origin.folder
+            asking = replace(asking, class_name=reference.class_name)
+            module = reference.module
+            return granted(self.resolved, asking, home, module, lambda: read_code(folder, module, within=within))
+        except SpecError:
+            raise
+        except DMConfigError as error:
+            raise SpecError(self.resolved.located(error.problems, asking.path)) from None
+
+    def _asking(self, name: str, asked: ComponentSpec, origin: _Origin) -> Asking:
+        """Who would run code of a component's source, and what would grant it: its own key, or the pipeline's."""
+        is_pipelines = origin.home is self.source
+        is_named = asked.trust_remote_code is not None or not is_pipelines
+        section: ConfigPath = self._path(name) if is_named else ("pipeline",)
+        of_config = self.file is not None if is_pipelines else origin.config_source is not None
+        pinned = ("pipeline",) if is_pipelines else section
+        return Asking(
+            who=repr(name),
+            class_name="",
+            section=section,
+            path=self._path(name) if is_pipelines else (*section, "config" if of_config else "source"),
+            reason=asked.trust_remote_code or (self.spec.pipeline.trust_remote_code if is_pipelines else None),
+            revision=(*pinned, "config_revision" if of_config else "revision"),
+            otherwise=f"or give components.{name} a class of diffusers or transformers, and a source",
+        )
+
+    def _facts_of_code(self, name: str, code: OwnCode) -> ClassFacts:
+        facts = own_class_facts(code.files, code.class_name)
+        if facts is None:
+            what = f"{code.names} has no class {code.class_name} that diffusers or transformers could load as {name!r}"
+            why = "it is to be on ModelMixin, SchedulerMixin, ConfigMixin, PreTrainedModel or PreTrainedTokenizerBase"
+            raise SpecError([self._problem(Code.BAD_CODE, name, what, "class", "source", why=why)])
+        return facts
+
+    def _code_not_here(self, name: str, entry: Entry, home: Source) -> Problem:
+        what = f"{name!r} is {entry.class_name}, code of {home.text} that is not on this machine"
+        fix = "load it once with load_from_yaml or dmconfig run, which download what they need"
+        return self._problem(Code.SOURCE_NOT_FOUND, name, what, "source", fix=fix)
 
     def _component(
-        self, name: str, asked: ComponentSpec, entry: Entry, facts: ClassFacts, origin: _Origin
+        self,
+        name: str,
+        asked: ComponentSpec,
+        entry: Entry,
+        facts: ClassFacts,
+        origin: _Origin,
     ) -> Component:
         pipeline = self.spec.pipeline
         missing = asked.variant_missing or ("error" if asked.variant is not None else pipeline.variant_missing)
@@ -446,10 +544,14 @@ class _Assembler:
             path=self._path(name),
             asked=asked,
             quantization=self.spec.quantization_of(name),
-            refused={**refused_by_switches(asked), **refused_by_backend(self.spec.quantization_of(name))},
+            refused={
+                **refused_by_switches(asked),
+                **refused_by_backend(self.spec.quantization_of(name)),
+            },
             config_source=origin.config_source,
             shares_file=origin.shares_file,
             allows_pickle=reason is not None,
+            allows_code=self._asking(name, asked, origin).reason is not None,
         )
 
     def _several(self, slot: ComponentSlot, asked: tuple[ComponentSpec, ...]) -> Component:
@@ -677,10 +779,13 @@ class _Assembler:
             fix = f"the copy of the pipeline is not whole: copy it again, or give components.{name} a source"
         return self._problem(Code.SOURCE_NOT_FOUND, name, what, "subfolder", "source", fix=fix)
 
-    def _unknown_class(self, slot: ComponentSlot, entry: Entry) -> Problem:
+    def _unknown_class(self, slot: ComponentSlot, entry: Entry, asked: ComponentSpec, origin: _Origin) -> Problem:
         if entry.library not in LIBRARIES:
             what = f"the source asks for {entry.library}.{entry.class_name} as {slot.name!r}"
             fix = f"give components.{slot.name} a class of diffusers or transformers, and a source"
+            if origin.folder is None and origin.home.hub_id is not None:
+                key = render_path(self._asking(slot.name, asked, origin).grant)
+                fix = f"{fix}; or, where it is code of the source, read it, pin the source and write the reason: {key}"
             return self._problem(Code.CODE_NOT_TRUSTED, slot.name, what, "class", why=NO_CODE, fix=fix)
         known = known_schedulers() if "scheduler" in slot.name else slot.types
         meant = nearest(entry.class_name, known)

@@ -15,12 +15,13 @@ from dmconfig.adapters import apply_adapters, missing_peft
 from dmconfig.assembly import Assembly, Component, Sharing
 from dmconfig.errors import BuildError, Code, DispatchError
 from dmconfig.garbage import gc_paused
-from dmconfig.loaders import class_of, load_module, load_other
+from dmconfig.loaders import class_of, load_module, load_other, pipeline_class
 from dmconfig.offload import OffloadFolder, resting_on_disk
 from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Plan
 from dmconfig.progress import Progress
 from dmconfig.quantization import missing_backends
+from dmconfig.remote_code import OwnCode
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
 from dmconfig.switches import apply_switches, missing_attention_packages
@@ -93,7 +94,8 @@ def _load(resolved: Resolved, component: Component, assignment: Assignment | Non
 
 def _construct(resolved: Resolved, assembly: Assembly, parts: Mapping[str, Any]) -> Any:
     own = {slot.name: parts[slot.name] for slot in assembly.facts.slots}
-    pipe = _pipeline(resolved, ("pipeline",), assembly.class_name, {**assembly.config, **own})
+    arguments = {**assembly.config, **own}
+    pipe = _pipeline(resolved, ("pipeline",), assembly.class_name, arguments, code=assembly.code)
     pipe.register_to_config(_name_or_path=str(assembly.source.folder))
     return pipe
 
@@ -104,11 +106,16 @@ def _share(resolved: Resolved, sharing: Sharing, parts: Mapping[str, Any]) -> An
     return _pipeline(resolved, ("pipelines", sharing.name), sharing.facts.class_name, own)
 
 
-def _pipeline(resolved: Resolved, path: ConfigPath, class_name: str, arguments: Mapping[str, Any]) -> Any:
-    import diffusers
-
+def _pipeline(
+    resolved: Resolved,
+    path: ConfigPath,
+    class_name: str,
+    arguments: Mapping[str, Any],
+    *,
+    code: OwnCode | None = None,
+) -> Any:
     try:
-        return getattr(diffusers, class_name)(**arguments)
+        return pipeline_class(class_name, code)(**arguments)
     except Exception as error:
         what = f"{class_name} refuses its components: {_sentence(error)}"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, path, what)]) from error

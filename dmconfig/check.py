@@ -23,12 +23,14 @@ from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT, STRATEGIES, GroupOffloadSpec, PlacementSpec, Spec
 from dmconfig.switches import unfit_switches
 from dmconfig.trust import (
+    idle_grants,
     moving_revisions,
     needless_configs,
     needless_source_keys,
     outside_source,
     pickle_refused,
     pickles,
+    rehearsed_reserves,
     single_files,
     undeclared_dtype,
 )
@@ -63,6 +65,8 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         needless_configs,
         single_files,
         pickles,
+        idle_grants,
+        rehearsed_reserves,
         outside_source,
         incompatible_parts,
         incompatible_dtypes,

@@ -92,7 +92,9 @@ _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 def incompatible_parts(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001
     """Every pair of components whose configs rule out that one can work on what the other gives."""
-    configs = {component.name: model_config(component) for component in assembly.components}
+    if assembly.code is not None:
+        return  # what its own code makes of its components, no rule knows
+    configs = {part.name: model_config(part) if part.code is None else {} for part in assembly.components}
     denoisers = [component for component in assembly.modules if component.name in ("unet", "transformer")]
     for denoiser in denoisers:
         for what, why, blamed in (
@@ -227,6 +229,8 @@ def _each(dtypes: Mapping[str, str]) -> str:
 
 
 def _groups(assembly: Assembly) -> Iterator[Sequence[str]]:
+    if assembly.code is not None:
+        return
     package = assembly.facts.module.split(".")[2]
     is_xl = assembly.class_name.startswith(_XL)
     yield from _MEET.get("stable_diffusion_xl" if is_xl else package, ())

@@ -81,6 +81,8 @@ class Code(StrEnum):
     INCOMPATIBLE_DTYPES = "DM314"
     CODE_NOT_TRUSTED = "DM315"
     PICKLE_NOT_TRUSTED = "DM316"
+    BAD_CODE = "DM317"
+    BAD_ORIGINAL_CONFIG = "DM318"
     # DM33x: what is put on components
     UNKNOWN_SWITCH = "DM330"
     PLACE_REFUSED = "DM331"

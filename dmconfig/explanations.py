@@ -327,10 +327,23 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "Write one dtype for all of those that the report names.",
     ),
     Code.CODE_NOT_TRUSTED: _words(
-        "An index names a class that is not one of the installed diffusers or transformers. No code of a repository is "
-        "run.",
-        '"unet": ["my_unet", "MyUNet"] in a model_index.json, with a my_unet.py beside it.',
-        "Give the component a class of the libraries, and a source with its weights.",
+        "A class is code that a source brings along, or of a package other than diffusers and transformers. Code of a "
+        "source is run only where the file says, for that source, why it is trusted.",
+        '"unet": ["my_unet", "MyUNet"] in a model_index.json, with unet/my_unet.py beside it.',
+        "Read the files that the report names, then write the reason: trust_remote_code: read at this commit by us. "
+        "A source on the hub needs a commit as its revision. Or give the component a class of the libraries.",
+    ),
+    Code.BAD_CODE: _words(
+        "Code that a source brings along cannot be used: a file is missing or no Python, it imports from outside its "
+        "folder, or it has no class of the kind that is asked for.",
+        "custom_pipeline: {source: ./my_pipeline.py, ...}, where the file has two pipeline classes.",
+        "Name the class as pipeline.class, or the right file. Code is read, not run, to know this.",
+    ),
+    Code.BAD_ORIGINAL_CONFIG: _words(
+        "original_config is no YAML file of the model's authors, lacks what diffusers makes a config from, or stands "
+        "beside weights whose class takes none.",
+        "components: {transformer: {source: ./flux.safetensors, original_config: ./v1-inference.yaml}}",
+        "Remove the line and name a folder or hub id as config; or download the file and name its path.",
     ),
     Code.PICKLE_NOT_TRUSTED: _words(
         "The weights of a component are in a pickle (.bin, .ckpt, .pt), and opening one can run code.",

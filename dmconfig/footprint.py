@@ -264,9 +264,13 @@ def build_on_meta(folder: Path, library: str, class_name: str, dtype: str) -> An
 
     Raises: whatever the class raises on a config it does not understand.
     """
+    return build_class_on_meta(getattr(_import_library(library), class_name), folder, dtype)
+
+
+def build_class_on_meta(cls: Any, folder: Path, dtype: str) -> Any:
+    """Return what a class builds from the config in folder, as ``build_on_meta``."""
     import torch
 
-    cls = getattr(_import_library(library), class_name)
     with _default_dtype(dtype), torch.device("meta"):
         if hasattr(cls, "load_config"):
             return cls.from_config(cls.load_config(str(folder)))

@@ -71,9 +71,11 @@ _COMPONENTS = (
     "tokenizer", "controlnet", "safety_checker", "image_encoder", "feature_extractor",
 )  # fmt: skip
 
-_NO_CODE = "leave it out: no code of a repository is run; name a class of the installed diffusers as pipeline.class"
+_NO_CODE = "it belongs to the source that brings the code: 'pipeline', 'pipeline.custom_pipeline' or a component"
+_CUSTOM = "write pipeline.custom_pipeline: {source: ..., revision: ..., trust_remote_code: <why>}"
 _NOT_IN_THE_FILE = {
-    **dict.fromkeys(("custom_pipeline", "custom_revision", "trust_remote_code"), _NO_CODE),
+    **dict.fromkeys(("custom_pipeline", "custom_revision"), _CUSTOM),
+    "trust_remote_code": _NO_CODE,
     "token": "leave it out: a spec holds no secrets; set HF_TOKEN in the environment",
     "use_auth_token": "leave it out: a spec holds no secrets; set HF_TOKEN in the environment",
     "cache_dir": "leave it out: set HF_HUB_CACHE in the environment",

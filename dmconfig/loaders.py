@@ -16,18 +16,30 @@ from typing import Any
 from dmconfig.assembly import Component
 from dmconfig.checkpoint import loads_from_single_file, part_of, read_single_file
 from dmconfig.footprint import fp32_patterns, kept_in_fp32
+from dmconfig.importing import import_class
 from dmconfig.measure import component_weights, config_folder_of, stored_dtype
 from dmconfig.plan import Assignment
 from dmconfig.quantization import loads_on_accelerator, quantization_config
+from dmconfig.remote_code import OwnCode
 from dmconfig.weights import WeightFiles, weight_names
 
 
 def class_of(component: Component) -> Any:
-    """Return the class of a component: of a library's public names, or of one of diffusers' pipeline packages."""
+    """Return the class of a component: of a library's public names, or of one of diffusers' pipeline packages.
+
+    Where it is code of its source, which the file grants, that is run.
+    """
+    if component.code is not None:
+        return import_class(component.code)
     if component.library in ("diffusers", "transformers"):
         return getattr(importlib.import_module(component.library), component.class_name)
     package = importlib.import_module(f"diffusers.pipelines.{component.library}")
     return getattr(package, component.class_name)
+
+
+def pipeline_class(class_name: str, code: OwnCode | None) -> Any:
+    """Return the class of a pipeline: of diffusers, or in code that the file grants, which is run then."""
+    return getattr(importlib.import_module("diffusers"), class_name) if code is None else import_class(code)
 
 
 def load_other(cls: Any, component: Component) -> Any:

@@ -133,6 +133,7 @@ def _layout(component: Component, size: Footprint, resolved: Resolved, hub: Head
     if known is not None:
         return known
     folder = config_folder_of(component)
+    _refuse_to_run(component, "how")
     if folder is not None:
         return lay_out(folder, component.library, component.class_name, size.dtype)
     what = f"how {component.name!r} ({component.class_name}) can be split cannot be known here"
@@ -295,6 +296,7 @@ def _changed_sizes(component: Component, size: Footprint) -> list[tuple[str, int
         what = f"how large {component.name!r} is when it is quantised or cast cannot be known: its config is not here"
         fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
         raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, path=component.path, fix=fix)])
+    _refuse_to_run(component, "how large, quantised or cast layer by layer,")
     try:
         module = build_on_meta(folder, component.library, component.class_name, size.dtype)
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
@@ -304,6 +306,18 @@ def _changed_sizes(component: Component, size: Footprint) -> list[tuple[str, int
     if component.quantization is not None:
         return [*quantised_sizes(module, component.quantization, size.dtype)]
     return [*cast_sizes(module, component.asked, size.dtype)]
+
+
+def _refuse_to_run(component: Component, question: str) -> None:
+    """Refuse what only a component's class can tell, where that is code of its source: planning runs none.
+
+    Raises: SourceError: it is.
+    """
+    if component.code is not None:
+        what = f"{question} {component.name!r} ({component.class_name}) is cannot be known without running its own code"
+        why = f"it is code of {component.code.origin}, and there are no headers of weights here that tell it"
+        fix = "keep its safetensors beside its config, and leave it as it is stored"
+        raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, why=why, path=component.path, fix=fix)])
 
 
 def _as_stored(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
@@ -323,6 +337,7 @@ def _from_folder(component: Component, resolved: Resolved, hub: Headers | None, 
     if catalogued is not None:
         return catalogued
     if component.folder is not None:
+        _refuse_to_run(component, "how large")
         size = measure_configs(component.folder, component.library, component.class_name, dtype)
         files = component_weights(component)
         return replace(size, needs_cast=True) if files is not None and files.is_pickle else size

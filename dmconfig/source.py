@@ -27,14 +27,16 @@ PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 """Ends of the names of files that are pickles: opening one can run what its author put there."""
 
 NO_CODE = "classes are taken from the installed diffusers and transformers; code of a repository is not run"
+"""Why a class of another package is refused. Code beside a config, which may be granted, is ``remote_code``'s."""
 
 MAX_JSON_BYTES = 1 << 24
 """More than any index or config takes: the largest published ones have some 100 kB."""
 
-_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
-_HUB_ID = re.compile(_ID)
-_HUB_FILE = re.compile(rf"({_ID})/((?:[\w .+()-]+/)*[\w .+()-]+\.(?:safetensors|gguf|ckpt|bin|pt|pth))")
-_HUB_PAGE = re.compile(rf"https?://[^/]+/({_ID})(?:/(?:blob|resolve|raw)/([^/]+)/([^?#]+))?")
+HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
+"""What a hub id looks like, as a pattern."""
+_HUB_ID = re.compile(HUB_ID)
+_HUB_FILE = re.compile(rf"({HUB_ID})/((?:[\w .+()-]+/)*[\w .+()-]+\.(?:safetensors|gguf|ckpt|bin|pt|pth))")
+_HUB_PAGE = re.compile(rf"https?://[^/]+/({HUB_ID})(?:/(?:blob|resolve|raw)/([^/]+)/([^?#]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -79,11 +81,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineIndex:
-    """What a pipeline says is in it: its class, its components (None where it leaves one out), its other settings."""
+    """What a pipeline says is in it: its class, its components (None where it leaves one out), its other settings.
+
+    ``module`` is the file of Python beside the index that has the class, where it is none of diffusers.
+    """
 
     class_name: str
     entries: Mapping[str, Entry | None]
     config: Mapping[str, Any] = field(default_factory=dict)
+    module: str | None = None
 
 
 def locate_source(text: str, *, folder: Path, revision: str | None = None, local_only: bool = False) -> Source:
@@ -243,24 +249,26 @@ def _index_in(folder: Path) -> PipelineIndex:
         why = f"a pipeline's folder has a {INDEX_FILE}"
         raise _error(Code.NOT_A_PIPELINE, f"{folder} is not a pipeline: it has no {INDEX_FILE}", why=why)
     index = read_json(file)
-    class_name = index.get("_class_name")
-    if isinstance(class_name, list):
-        what = f"{file} asks for a pipeline class out of the repository's own code"
-        fix = "name a class of the installed diffusers under pipeline.class, and give its components sources"
-        raise _error(Code.CODE_NOT_TRUSTED, what, why=NO_CODE, fix=fix)
-    if not isinstance(class_name, str):
-        raise _error(Code.NOT_A_PIPELINE, f"{file} does not name a pipeline class (_class_name)")
+    match index.get("_class_name"):
+        case str() as class_name:
+            module = None
+        case [str() as module, str() as class_name] if re.fullmatch(r"\w+", module):
+            pass
+        case _:
+            raise _error(Code.NOT_A_PIPELINE, f"{file} does not name a pipeline class (_class_name)")
     entries: dict[str, Entry | None] = {}
     config: dict[str, Any] = {}
     for name, value in index.items():
         match value:
+            case _ if name.startswith("_"):
+                pass  # what the index says of itself
             case [str() as library, str() as class_of]:
                 entries[name] = Entry(library=library, class_name=class_of)
             case [None, None]:
                 entries[name] = None
-            case _ if not name.startswith("_"):
+            case _:
                 config[name] = value
-    return PipelineIndex(class_name=class_name, entries=entries, config=config)
+    return PipelineIndex(class_name=class_name, entries=entries, config=config, module=module)
 
 
 def find_snapshot(hub_id: str, revision: str | None) -> Path | None:

@@ -128,12 +128,16 @@ def _dtype(value: object) -> str:
     return DTYPES[text]
 
 
-def _reason(value: object) -> object:
+def _reason(value: object, fix: str = "write why, and who made the file") -> object:
     """A reason in words, not a mere yes."""
     if not isinstance(value, str) or len(value.split()) < 2:
-        context = {"text": "a reason is expected, in a few words", "fix": "write why, and who made the file"}
+        context = {"text": "a reason is expected, in a few words", "fix": fix}
         raise PydanticCustomError("bad_reason", "{text}", context)
     return value
+
+
+def _reason_for_code(value: object) -> object:
+    return _reason(value, "write why, and who read it")
 
 
 def _reserve(value: object) -> object:
@@ -219,11 +223,37 @@ ALLOW_PICKLE = (
     "Load pickles (.bin, .ckpt, .pt) where the source has no safetensors: the reason, in words. They are opened with "
     "torch's safe loader all the same. Default: refused."
 )
+TRUST_REMOTE_CODE = (
+    "Run code that the source brings along, a class in a file of Python beside its config: the reason, in words. Of a "
+    "hub id it needs a commit as revision. Nothing is run for validate and plan. Default: refused."
+)
 VariantMissing = Literal["error", "default"]
 Reason = Annotated[str, BeforeValidator(_reason)]
+ReasonForCode = Annotated[str, BeforeValidator(_reason_for_code)]
 ComponentConfig = Annotated[
     Annotated[str, Tag("(word)")] | Annotated[dict[str, Any], Tag("(mapping)")], Discriminator(_form)
 ]
+
+
+class CustomPipelineSpec(Model):
+    """A pipeline class in a file of Python, in the place of the one that the source names."""
+
+    source: str = Field(
+        description="The file, ./my_pipeline.py; a folder or hub id with a pipeline.py; or a file in a repository, "
+        "organisation/name/my_pipeline.py. Relative to this file.",
+        examples=["./my_pipeline.py", "organisation/pipelines"],
+    )
+    revision: str | None = Field(
+        None,
+        description="Of a hub id: a commit, 40 hexadecimal digits, which `dmconfig pin` writes here. Code is run at a "
+        "commit alone.",
+        examples=[COMMIT],
+    )
+    trust_remote_code: ReasonForCode | None = Field(
+        None,
+        description="Why this code may be run, in words. Without it, it is not.",
+        examples=["read at this commit by our security team"],
+    )
 
 
 class PipelineSpec(Model):
@@ -247,10 +277,20 @@ class PipelineSpec(Model):
         False, description="Never ask the hub for this source: what is here must be whole.", examples=[True]
     )
     allow_pickle: Reason | None = Field(None, description=ALLOW_PICKLE, examples=["our own export of 2022"])
+    trust_remote_code: ReasonForCode | None = Field(
+        None, description=TRUST_REMOTE_CODE, examples=["read at this commit by our security team"]
+    )
+    custom_pipeline: CustomPipelineSpec | None = Field(
+        None,
+        description="A pipeline class of your own, or of another repository than the source. Default: the class that "
+        "the source names.",
+        examples=[{"source": "./my_pipeline.py", "trust_remote_code": "written by our team"}],
+    )
     class_name: str | None = Field(
         None,
         alias="class",
-        description="Pipeline class of diffusers. Default: the one the source names.",
+        description="Pipeline class of diffusers; with custom_pipeline, the class in its file, where that has several. "
+        "Default: the one the source names.",
         examples=["StableDiffusionXLPipeline"],
     )
     variant: str | None = Field(
@@ -366,6 +406,9 @@ class ComponentSpec(Model):
         None, description="Never ask the hub for this component's source. Default: as under pipeline.", examples=[True]
     )
     allow_pickle: Reason | None = Field(None, description=ALLOW_PICKLE, examples=["our own export of 2022"])
+    trust_remote_code: ReasonForCode | None = Field(
+        None, description=TRUST_REMOTE_CODE, examples=["read at this commit by our security team"]
+    )
     class_name: str | None = Field(
         None,
         alias="class",
@@ -829,6 +872,10 @@ def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem | None:
         case ("device_map" | "components" as section, str() as name, *_) if name in keys(Spec):
             what, fix = f"{name!r} is no component", "it belongs at the top level"
             return resolved.problem(Code.UNKNOWN_KEY, (section, name), what, fix=fix, key=True)
+    if path == ("pipeline", "custom_pipeline") and isinstance(detail["input"], str):
+        what = f"the pipeline is code of {detail['input']}, and nothing says why it may be run"
+        fix = f"read it, then write custom_pipeline: {{source: {detail['input']}, trust_remote_code: <why>}}"
+        return resolved.problem(Code.CODE_NOT_TRUSTED, path, what, fix=fix)
     match detail["type"]:
         case "extra_forbidden":
             return _unknown_key(path, resolved)

@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dmconfig.errors import BuildError, Code, Problem, nearest
-from dmconfig.facts import CallParameter, dataclass_fields, known_attention_backends, method_parameters
+from dmconfig.facts import (
+    CallParameter,
+    dataclass_fields,
+    known_attention_backends,
+    method_parameters,
+    own_method_parameters,
+)
 from dmconfig.footprint import module_bytes
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
@@ -121,7 +127,11 @@ def _unfit_method(
 ) -> Iterator[Problem]:
     """The class has the method, and the method takes what is given."""
     path: ConfigPath = (*component.path, switch)
-    parameters = method_parameters(component.library, component.class_name, method)
+    code = component.code
+    if code is None:
+        parameters = method_parameters(component.library, component.class_name, method)
+    else:
+        parameters = own_method_parameters(code.files, code.class_name, method)
     if parameters is None:
         what = f"{component.class_name}, as installed, has no {method}"
         yield resolved.problem(Code.UNKNOWN_SWITCH, path, what, fix="remove the line", key=True)

@@ -1,7 +1,7 @@
 """What a spec may take from where: revisions that move, pickles, files that lead out of their source.
 
-One small function per rule, as in ``check``, which holds them. Nothing is opened here but headers; what a repository
-calls its classes is looked up in the installed libraries alone (``facts``), so no rule is needed to keep its code out.
+One small function per rule, as in ``check``, which holds them. Nothing is opened here but headers. Code of a source is
+granted, or not, where a class is taken from it (``remote_code``).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.checkpoint import loads_from_single_file
 from dmconfig.errors import Code, Problem
 from dmconfig.paths import ConfigPath
+from dmconfig.remote_code import GRANT
 from dmconfig.resolve import Resolved
 from dmconfig.source import is_commit, is_local, is_within
-from dmconfig.spec import ComponentSpec, PipelineSpec, Spec
+from dmconfig.spec import REHEARSED, ComponentSpec, PipelineSpec, Spec
 
 _VARIANTS = ("fp16", "bf16", "fp32", "non_ema", "ema")
 """What was a branch once, and is a variant of the weights today."""
@@ -36,6 +37,9 @@ def hub_references(spec: Spec) -> Iterator[tuple[ConfigPath, str, str | None]]:
         ):
             if text is not None and not is_local(text):
                 yield (*path, key), text, revision
+    custom = spec.pipeline.custom_pipeline
+    if custom is not None and "/" in custom.source and not is_local(custom.source):
+        yield ("pipeline", "custom_pipeline", "source"), custom.source, custom.revision
     for path, adapter in spec.adapters.all:
         if not is_local(adapter.source):
             yield (*path, "source"), adapter.source, adapter.revision
@@ -81,6 +85,38 @@ def needless_source_keys(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
         if section.config_revision is not None and not isinstance(section.config, str):
             what, fix = "config_revision is the revision of config, which names no hub id", "remove the line"
             yield resolved.problem(Code.CONTRADICTION, (*path, "config_revision"), what, fix=fix, key=True)
+
+
+def idle_grants(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """Code is trusted where there is some: a grant that opens nothing today would open what comes tomorrow."""
+    if len(assembly.components) + len(assembly.absent) < len(assembly.slots):
+        return  # what one is lacking for is told, and may be the code
+    used = {code.path for code in assembly.own_code}
+    hidden = {component.path[:1] for component in assembly.loaded if component.allows_code and component.folder is None}
+    sections: list[tuple[ConfigPath, PipelineSpec | ComponentSpec]] = [(("pipeline",), spec.pipeline)]
+    sections += spec.written_components
+    for path, section in sections:
+        at: ConfigPath = (*path, GRANT)
+        if section.trust_remote_code is not None and at not in used and not (path == ("pipeline",) and hidden):
+            what = "code of this source is trusted, and no class is taken from it"
+            yield resolved.problem(Code.CONTRADICTION, at, what, fix="remove the line", key=True)
+
+
+def rehearsed_reserves(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """Planning runs no code of a source, and a reserve that is rehearsed would."""
+    if spec.reserve == REHEARSED and (code := next(assembly.own_code, None)) is not None:
+        what = f"a reserve that is rehearsed would run code of {code.origin} for every plan, and plans run none"
+        fix = "write the reserve as a size: dmconfig rehearse tells it"
+        yield resolved.problem(Code.CONTRADICTION, ("reserve",), what, fix=fix)
+
+
+def code_notes(assembly: Assembly) -> Iterator[str]:
+    """Yield a remark on each file of code that loading runs: of which source, and for which reason."""
+    for code in dict.fromkeys(assembly.own_code):
+        yield (
+            f"loading runs code of {code.origin} ({code.names}) for {code.class_name}, trusted because: {code.reason}; "
+            "this plan only read it"
+        )
 
 
 def needless_configs(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:

@@ -10,12 +10,16 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants, file_download
 
 
 @dataclass(kw_only=True)
@@ -90,6 +94,25 @@ def serve() -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextlib.contextmanager
+def connected(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Hub]:
+    """Run a hub that this process's client asks: with an empty cache in home, no token, no waiting between tries."""
+    with serve() as hub:
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_HOME", str(home))
+        # the client read its settings when it was imported
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        for module in (constants, file_download):  # the latter has a copy of it before version 1
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home.parent / "no-token"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+        yield hub
 
 
 def _files(folder: Path) -> list[Path]:

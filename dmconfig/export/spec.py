@@ -24,6 +24,8 @@ from dmconfig.writing import Verbatim, as_yaml
 
 _KEPT = ("pipelines", "max_memory", "reserve", "offload_folder", "calls", "call")
 """The sections of the file that a pipeline was loaded from that cannot be seen on it, and hold on."""
+_CODE = ("custom_pipeline", "trust_remote_code")
+"""The keys of the file that let code of a source be run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +72,14 @@ def to_spec(pipe: Any, folder: str | Path | None = None) -> Export:
     dtype = _usual(modules, dtypes)
     written = _written(pipe, beside)
     variant = written.get("pipeline", {}).get("variant") or _variant(home, modules, unknown)
-    unknown.extend([*places.unknown, *_settings(pipe, index), *_adapters(pipe)])
+    unknown.extend([*places.unknown, *_settings(pipe, index), *_adapters(pipe), *_code(pipe, written)])
     parts = written.get("components", {})
     sources = ComponentSources(pipeline=home, index=index, beside=beside, written=parts, unknown=unknown)
     told = {"variant": variant, "dtype": dtype}
     sections = {
         "version": SCHEMA_VERSION,
-        "pipeline": _pipeline(pipe, home, index, beside) | {key: value for key, value in told.items() if value},
+        "pipeline": _pipeline(pipe, home, index, beside, written)
+        | {key: value for key, value in told.items() if value},
         "components": _components(pipe, sources, index, {n: d for n, d in dtypes.items() if d != dtype}),
         "device_map": _device_map(places.device_map),
         **_execution_device(places.execution_device, places.device_map),
@@ -106,12 +109,15 @@ def _usual(modules: Mapping[str, torch.nn.Module], dtypes: Mapping[str, str]) ->
     return max(sizes, key=lambda name: sizes[name]) if sizes else None
 
 
-def _pipeline(pipe: Any, home: Home | None, index: PipelineIndex | None, beside: Path | None) -> dict[str, Any]:
+def _pipeline(
+    pipe: Any, home: Home | None, index: PipelineIndex | None, beside: Path | None, written: Mapping[str, Any]
+) -> dict[str, Any]:
+    said = written.get("pipeline", {})
     unknown = Verbatim("${PIPELINE_SOURCE:?where the pipeline came from is not known}", is_text=True)
     keys: dict[str, Any] = home.keys(beside) if home is not None and index is not None else {"source": unknown}
-    if index is None or index.class_name != type(pipe).__name__:
+    if index is None or index.class_name != type(pipe).__name__ or "custom_pipeline" in said:
         keys["class"] = type(pipe).__name__
-    return keys
+    return keys | {key: said[key] for key in _CODE if key in said}
 
 
 def _components(
@@ -126,6 +132,8 @@ def _components(
         library = type(component).__module__.partition(".")[0]
         keys = sources.keys_of(name, component, library, has_weights=isinstance(component, torch.nn.Module))
         keys |= {"dtype": dtypes[name]} if name in dtypes else {}
+        said = sources.written.get(name)
+        keys |= {key: said[key] for key in _CODE if isinstance(said, dict) and key in said}
         if keys:
             sections[name] = keys
     return sections
@@ -190,6 +198,16 @@ def _settings(pipe: Any, index: PipelineIndex | None) -> Iterator[str]:
     for name, value in pipe.config.items():
         if not name.startswith("_") and name not in pipe.components and name in before and value != before[name]:
             yield f"how to say in a file that {name} of the pipeline is {value!r}, not {before[name]!r}"
+
+
+def _code(pipe: Any, written: Mapping[str, Any]) -> Iterator[str]:
+    """Code that no file grants: where it is cannot be seen, and whether it may be run is not for an export to say."""
+    if written:
+        return
+    for name, part in {"the pipeline": pipe, **pipe.components}.items():
+        library = type(part).__module__.partition(".")[0]
+        if part is not None and library not in ("diffusers", "transformers"):
+            yield f"the code of {name}, {type(part).__name__}, and why it may be run (trust_remote_code)"
 
 
 def _adapters(pipe: Any) -> Iterator[str]:

@@ -25,11 +25,17 @@ from dmconfig.facts.lookup import (
     known_pipelines,
     known_schedulers,
     method_parameters,
+    own_class_facts,
+    own_method_parameters,
+    own_pipeline_facts,
+    own_pipelines,
     pipeline_facts,
 )
 from dmconfig.facts.records import (
     CallParameter,
     ClassFacts,
+    CodeFile,
+    CodeFiles,
     ComponentSlot,
     Json,
     PipelineFacts,
@@ -40,6 +46,8 @@ from dmconfig.facts.records import (
 __all__ = [
     "CallParameter",
     "ClassFacts",
+    "CodeFile",
+    "CodeFiles",
     "ComponentSlot",
     "Json",
     "PipelineFacts",
@@ -52,5 +60,9 @@ __all__ = [
     "known_pipelines",
     "known_schedulers",
     "method_parameters",
+    "own_class_facts",
+    "own_method_parameters",
+    "own_pipeline_facts",
+    "own_pipelines",
     "pipeline_facts",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dmconfig.facts.cache import read_cached, write_cached
@@ -11,6 +11,7 @@ from dmconfig.facts.installed import Library, installed_libraries
 from dmconfig.facts.records import (
     CallParameter,
     ClassFacts,
+    CodeFiles,
     Json,
     PipelineFacts,
     class_from_data,
@@ -39,6 +40,53 @@ def class_facts(library: str, class_name: str) -> ClassFacts | None:
     if not (library.isidentifier() and class_name.isidentifier()):
         return None
     return _class(installed_libraries(), library, class_name)
+
+
+def own_pipeline_facts(code: CodeFiles, class_name: str) -> PipelineFacts | None:
+    """Return what a pipeline class in code of no library says of itself; read, not run. None: there is none."""
+
+    def read() -> Json:
+        from dmconfig.facts.reading import read_own_pipeline
+
+        facts = read_own_pipeline(_sources_with(libraries, code), code.module, class_name)
+        return None if facts is None else pipeline_to_data(facts)
+
+    libraries = installed_libraries()
+    data = _remembered(libraries, f"own.pipeline.{code.package}.{code.files[0].module}.{class_name}", read)
+    return None if data is None else pipeline_from_data(data)
+
+
+def own_class_facts(code: CodeFiles, class_name: str) -> ClassFacts | None:
+    """Return what a component's class in code of no library says of itself; read, not run. None: there is none."""
+
+    def read() -> Json:
+        from dmconfig.facts.reading import read_own_class
+
+        facts = read_own_class(_sources_with(libraries, code), code.module, class_name)
+        return None if facts is None else class_to_data(facts)
+
+    libraries = installed_libraries()
+    data = _remembered(libraries, f"own.class.{code.package}.{code.files[0].module}.{class_name}", read)
+    return None if data is None else class_from_data(data)
+
+
+def own_method_parameters(code: CodeFiles, class_name: str, method: str) -> tuple[CallParameter, ...] | None:
+    """Return the named parameters of a method, as ``method_parameters``, of a class in code of no library."""
+    from dmconfig.facts.reading import read_own_method
+
+    return read_own_method(_sources_with(installed_libraries(), code), code.module, class_name, method)
+
+
+def own_pipelines(code: CodeFiles) -> tuple[str, ...]:
+    """Return the names of the pipeline classes that the first file of code defines, in the order written."""
+
+    def read() -> Json:
+        from dmconfig.facts.reading import pipelines_of_module
+
+        return [*pipelines_of_module(_sources_with(libraries, code), code.module)]
+
+    libraries = installed_libraries()
+    return tuple(_remembered(libraries, f"own.pipelines.{code.package}.{code.files[0].module}", read))
 
 
 def known_pipelines() -> tuple[str, ...]:
@@ -152,6 +200,14 @@ def _read_known(libraries: tuple[Library, ...], base: str) -> Json:
     from dmconfig.facts.reading import read_exported_descendants
 
     return [*read_exported_descendants(_sources(libraries), base)]
+
+
+@lru_cache(maxsize=16)
+def _sources_with(libraries: tuple[Library, ...], code: CodeFiles) -> Sources:
+    """Return the parsed source of the libraries and of code beside them."""
+    from dmconfig.facts.source import SourcesWithCode
+
+    return SourcesWithCode(_sources(libraries), code)
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dmconfig.facts.expression import (
@@ -21,6 +21,19 @@ from dmconfig.facts.records import CallParameter, ClassFacts, ComponentSlot, Jso
 from dmconfig.facts.source import ClassSource, Module, Sources
 
 _PIPELINE_BASE = "DiffusionPipeline"
+_MADE_FOR = {
+    "transformers": frozenset(
+        {
+            "PreTrainedModel",
+            "PreTrainedTokenizerBase",
+            "ProcessorMixin",
+            "ImageProcessingMixin",
+            "FeatureExtractionMixin",
+        }
+    ),
+    "diffusers": frozenset({"ModelMixin", "SchedulerMixin", "ConfigMixin"}),
+}
+"""By library, the bases by which its loaders know a class."""
 # diffusers itself reads the new class where a config has the old name (utils/deprecation_utils.py).
 _RENAMED = {"CLIPFeatureExtractor": "CLIPImageProcessor"}
 
@@ -40,6 +53,58 @@ def read_pipeline(sources: Sources, class_name: str) -> PipelineFacts | None:
     source = sources.public_class("diffusers", class_name)
     if source is None or class_name == _PIPELINE_BASE or _PIPELINE_BASE not in _ancestors(sources, source):
         return None
+    return _pipeline(sources, source, class_name)
+
+
+def read_own_pipeline(sources: Sources, module: str, class_name: str) -> PipelineFacts | None:
+    """Return the facts of a pipeline class that a module of no library has; None when it has none of this name.
+
+    Where its call takes ``**kwargs``, it is taken to hand them on to the class that it is made from.
+    """
+    source = sources.find_class(module, class_name)
+    if source is None or _PIPELINE_BASE not in _ancestors(sources, source):
+        return None
+    facts = _pipeline(sources, source, class_name)
+    return replace(facts, call=tuple(_handed_on(sources, source)))
+
+
+def _handed_on(sources: Sources, source: ClassSource) -> Iterator[CallParameter]:
+    """Yield the parameters of a class's call, after those that its base takes of what is handed on."""
+    own = [_call_parameter(sources, parameter) for parameter in _parameters(sources, source, "__call__")]
+    names = {parameter.name for parameter in own}
+    bases = (each for each in sources.mro(source)[1:] if isinstance(each, ClassSource))
+    base = next((each for each in bases if _method(sources, each, "__call__")), None)
+    if base is not None and _takes_any_keyword(sources, source, "__call__"):
+        yield from (each for each in _handed_on(sources, base) if each.name not in names)
+    yield from own
+
+
+def read_own_class(sources: Sources, module: str, class_name: str) -> ClassFacts | None:
+    """Return the facts of a class that a module of no library has, as of the library it is made for; None without one.
+
+    A class that is made for neither library, which neither could load, is none.
+    """
+    source = sources.find_class(module, class_name)
+    if source is None:
+        return None
+    facts = _class(sources, source, class_name)
+    library = next((name for name, bases in _MADE_FOR.items() if not bases.isdisjoint(facts.ancestors)), None)
+    return replace(facts, library=library) if library is not None else None
+
+
+def read_own_method(sources: Sources, module: str, class_name: str, method: str) -> tuple[CallParameter, ...] | None:
+    """Return the parameters of a method, as ``read_method``, of a class that a module of no library has."""
+    return _parameters_of(sources, sources.find_class(module, class_name), method)
+
+
+def pipelines_of_module(sources: Sources, module: str) -> tuple[str, ...]:
+    """Return the names of the pipeline classes that a module itself defines, in the order written."""
+    read = sources.module(module)
+    classes = [ClassSource(read, node) for node in read.classes.values()] if read is not None else []
+    return tuple(each.node.name for each in classes if _PIPELINE_BASE in _ancestors(sources, each))
+
+
+def _pipeline(sources: Sources, source: ClassSource, class_name: str) -> PipelineFacts:
     slots, config_parameters = _split_parameters(sources, source)
     call = _parameters(sources, source, "__call__")
     return PipelineFacts(
@@ -57,8 +122,10 @@ def read_pipeline(sources: Sources, class_name: str) -> PipelineFacts | None:
 def read_class(sources: Sources, library: str, class_name: str) -> ClassFacts | None:
     """Return the facts of the class that model_index.json calls (library, class_name); None when there is none."""
     source = _find(sources, library, class_name)
-    if source is None:
-        return None
+    return None if source is None else _class(sources, source, class_name)
+
+
+def _class(sources: Sources, source: ClassSource, class_name: str) -> ClassFacts:
     ancestors = _ancestors(sources, source)
     skip_keys = "_skip_keys_device_placement" if "PreTrainedModel" in ancestors else "_skip_keys"
     return ClassFacts(
@@ -81,7 +148,10 @@ def read_class(sources: Sources, library: str, class_name: str) -> ClassFacts | 
 
 def read_method(sources: Sources, library: str, class_name: str, method: str) -> tuple[CallParameter, ...] | None:
     """Return the named parameters of a method of a class, without ``self``; None when there is no such method."""
-    source = _find(sources, library, class_name)
+    return _parameters_of(sources, _find(sources, library, class_name), method)
+
+
+def _parameters_of(sources: Sources, source: ClassSource | None, method: str) -> tuple[CallParameter, ...] | None:
     if source is None or _method(sources, source, method) is None:
         return None
     return tuple(_call_parameter(sources, parameter) for parameter in _parameters(sources, source, method))

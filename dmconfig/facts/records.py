@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -99,6 +100,39 @@ class ClassFacts:
     group_offload_block_modules: tuple[str, ...]
     repeated_blocks: tuple[str, ...]
     members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFile:
+    """One file of code that is of no installed library, as it was read.
+
+    ``module`` is its dotted name below the package that it is a part of: ``pipeline``, ``parts.block``.
+    """
+
+    module: str
+    path: Path
+    text: bytes
+
+    @property
+    def is_package(self) -> bool:
+        """Whether it is the ``__init__.py`` of its folder."""
+        return self.path.name == "__init__.py"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFiles:
+    """Files of code that are read, and may be run, as one package; the first is the one that has the class.
+
+    ``package`` is its name. It differs whenever a text does, so what is known of it holds for ever.
+    """
+
+    package: str
+    files: tuple[CodeFile, ...]
+
+    @property
+    def module(self) -> str:
+        """The full name of the module that has the class."""
+        return f"{self.package}.{self.files[0].module}"
 
 
 def is_module_class(facts: ClassFacts) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dmconfig.facts.index import Index, build_index, read_text
 from dmconfig.facts.installed import Library
+from dmconfig.facts.records import CodeFile, CodeFiles
 
 _QUOTED = re.compile(r"""["'](\w+)["']""")
 
@@ -165,6 +166,23 @@ class Sources:
             return None
         package, name = module.imports[node.value.id]
         return self.find_class(f"{package}.{name}" if name else package, node.attr)
+
+
+class SourcesWithCode(Sources):
+    """The source of code of no library, beside the libraries that it is made on, whose modules it shares."""
+
+    def __init__(self, sources: Sources, code: CodeFiles) -> None:
+        self._beside = sources
+        self._libraries, self._indexes = sources._libraries, sources._indexes
+        self._modules = {f"{code.package}.{file.module}": _module_of(code, file) for file in code.files}
+
+    def module(self, name: str) -> Module | None:
+        """Return the module called name, of the code or of the libraries, or None."""
+        return self._modules[name] if name in self._modules else self._beside.module(name)
+
+
+def _module_of(code: CodeFiles, file: CodeFile) -> Module:
+    return _read_module(f"{code.package}.{file.module}", file.is_package, ast.parse(file.text))
 
 
 def original_name(module: Module, name: str) -> str:

@@ -13,6 +13,7 @@ hub does; where only a variant may be lacking, the hub is asked about the commit
     failures    what can go wrong, as problems
     hub         asking and downloading, through huggingface_hub
     adapters    files of adapters
+    code        files of code that the spec trusts
     headers     what weights hold, from their headers, without downloading them
 """
 
@@ -29,6 +30,7 @@ from dmconfig.catalog import find_pipeline
 from dmconfig.checkpoint import pipeline_told_by, read_single_file
 from dmconfig.errors import Code, DMConfigError, Problem
 from dmconfig.fetch.adapters import fetch_adapters
+from dmconfig.fetch.code import code_steps
 from dmconfig.fetch.failures import (
     FailedError,
     build_error,
@@ -44,7 +46,6 @@ from dmconfig.fetch.files import WEIGHTS_ENDS, WEIGHTS_SUFFIX, folder_of, needed
 from dmconfig.fetch.headers import remote_tensors
 from dmconfig.fetch.hub import download, is_offline, list_files, no_bars
 from dmconfig.fetch.repository import (
-    Listing,
     Repository,
     Selection,
     existing_parent,
@@ -53,12 +54,13 @@ from dmconfig.fetch.repository import (
     lacks,
     may_lack,
     repositories,
+    selection_of,
     size_of,
 )
 from dmconfig.paths import ConfigPath
 from dmconfig.progress import Progress
 from dmconfig.resolve import Resolved
-from dmconfig.source import CONFIG_FILES, INDEX_FILE, find_snapshot, hub_cache, locate_source
+from dmconfig.source import CONFIG_FILES, INDEX_FILE, hub_cache, locate_source
 from dmconfig.spec import Spec
 from dmconfig.units import format_bytes
 
@@ -126,14 +128,14 @@ def fetch_index(hub_id: str, revision: str | None) -> None:
 
 
 def fetch_indexes(resolved: Resolved, spec: Spec) -> None:
-    """Download what checking a spec reads of the hub: the index of its pipeline, configs of models from elsewhere.
+    """Download what checking a spec reads of the hub: its pipeline's index, configs from elsewhere, code it trusts.
 
     The index of a pipeline that dmconfig has figures for is not needed for checking. A source that cannot be located
     is left to checking to report.
 
     Raises: BuildError: as ``fetch_index``; one problem per repository, each at its place in the file.
     """
-    steps = [*_index_steps(resolved, spec), *_config_steps(resolved, spec)]
+    steps = [*_index_steps(resolved, spec), *_config_steps(resolved, spec), *code_steps(resolved, spec)]
     _, failures = collect(lambda step: step(), steps)
     if failures:
         raise build_error(failures, resolved)
@@ -179,7 +181,7 @@ def _select(repository: Repository) -> Selection:
         if lacking:
             raise
         return Selection(repository=repository, revision=revision, files=())
-    return _selection(repository, revision, listing, _files_of(repository, tuple(listing.files)))
+    return selection_of(repository, revision, listing, _files_of(repository, tuple(listing.files)))
 
 
 def _files_of(repository: Repository, files: Sequence[str]) -> tuple[str, ...]:
@@ -213,18 +215,6 @@ def _files_of_component(
         variant_required=component.variant_required,
         weights=weights and component.is_module,
         pickled=component.allows_pickle,
-    )
-
-
-def _selection(repository: Repository, revision: str | None, listing: Listing, files: tuple[str, ...]) -> Selection:
-    here = find_snapshot(repository.hub_id, listing.commit)
-    missing = (listing.files[file] for file in files if here is None or not (here / file).is_file())
-    return Selection(
-        repository=repository,
-        revision=revision,
-        commit=listing.commit,
-        files=files,
-        missing=tuple(missing),
     )
 
 
@@ -321,7 +311,7 @@ def _bring_index(repository: Repository) -> None:
     if INDEX_FILE not in listing.files:
         raise FailedError(not_a_pipeline(repository))
     with no_bars():
-        download(_selection(repository, repository.revision, listing, (INDEX_FILE,)))
+        download(selection_of(repository, repository.revision, listing, (INDEX_FILE,)))
 
 
 def _bring_config(repository: Repository, name: str, subfolder: str | None) -> None:
@@ -334,7 +324,7 @@ def _bring_config(repository: Repository, name: str, subfolder: str | None) -> N
         raise FailedError(no_config(repository, name))
     index = (INDEX_FILE,) if INDEX_FILE in listing.files else ()
     with no_bars():
-        download(_selection(repository, repository.revision, listing, (*index, *files)))
+        download(selection_of(repository, repository.revision, listing, (*index, *files)))
 
 
 def _configs_among(files: Sequence[str], name: str, subfolder: str | None) -> tuple[str, ...]:

@@ -87,6 +87,19 @@ class Listing:
     files: Mapping[str, File]
 
 
+def selection_of(repository: Repository, revision: str | None, listing: Listing, files: tuple[str, ...]) -> Selection:
+    """Return files of a repository as the hub lists it, and which of them are not here."""
+    here = find_snapshot(repository.hub_id, listing.commit)
+    missing = (listing.files[file] for file in files if here is None or not (here / file).is_file())
+    return Selection(
+        repository=repository,
+        revision=revision,
+        commit=listing.commit,
+        files=files,
+        missing=tuple(missing),
+    )
+
+
 def repositories(assembly: Assembly) -> list[Repository]:
     """The repositories that assembly is made from, with all it takes from each."""
     found: dict[tuple[str, str | None], Repository] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from dmconfig.adapters import apply_adapters
 from dmconfig.assembly import Assembly, Component
 from dmconfig.errors import BuildError, Code
-from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
+from dmconfig.footprint import build_class_on_meta, fp32_patterns, kept_in_fp32
+from dmconfig.loaders import class_of, pipeline_class
 from dmconfig.measure import config_folder_of
 from dmconfig.rehearse.quantised import quantised
 from dmconfig.rehearse.standins import stand_in_for
@@ -41,10 +41,8 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
 
 def _pipeline(assembly: Assembly, parts: Mapping[str, Any]) -> Any:
     """The pipeline of its parts, which learn nothing and show nothing."""
-    import diffusers
-
     with torch.device("meta"):  # some pipelines build modules of their own
-        pipe = getattr(diffusers, assembly.class_name)(**assembly.config, **parts)
+        pipe = pipeline_class(assembly.class_name, assembly.code)(**assembly.config, **parts)
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(requires_grad=False)
@@ -86,8 +84,7 @@ def _whole(resolved: Resolved, component: Component, dtype: str) -> Any:
     """A component, or the wrapper of the models that are several in its place."""
     if not component.parts:
         return _module(resolved, component, dtype)
-    cls = getattr(importlib.import_module(component.library), component.class_name)
-    return cls([_module(resolved, part, dtype) for part in component.parts])
+    return class_of(component)([_module(resolved, part, dtype) for part in component.parts])
 
 
 def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
@@ -97,7 +94,7 @@ def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
         fix = "load the pipeline once, which downloads what it needs, or copy its configs here"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, fix=fix)])
     try:
-        module = as_loaded(build_on_meta(folder, component.library, component.class_name, dtype), dtype)
+        module = as_loaded(build_class_on_meta(class_of(component), folder, dtype), dtype)
         return quantised(module, component.quantization) if component.quantization is not None else module
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
         what = f"{component.name!r} ({component.class_name}) cannot be built from its config"
@@ -109,7 +106,7 @@ def _other(resolved: Resolved, component: Component, parts: Mapping[str, Any]) -
     """A scheduler, from its config; a tokenizer or processor, its own where its files are here."""
     folder = config_folder_of(component)
     try:
-        cls = getattr(importlib.import_module(component.library), component.class_name)
+        cls = class_of(component)
         if folder is not None and hasattr(cls, "from_config"):
             return cls.from_config({**cls.load_config(str(folder)), **(component.config or {})}), False
         if component.folder is not None:

@@ -164,12 +164,22 @@ def test_b159_code_beside_a_pipeline_is_never_run(copied: Path, tmp_path: Path, 
     edit_json(copied / "model_index.json", tokenizer=["transformers", "AutoTokenizer"])
     pipe = load_from_yaml(spec("pipeline: {source: ./sd}\n"))  # the library's own class, as the config names it too
     assert type(pipe.tokenizer).__module__.startswith("transformers.")
-    problem = refused(spec("pipeline: {source: ./sd, custom_pipeline: ./sd}\n"))
-    assert (problem.code, problem.fix.startswith("leave it out: no code of a repository is run")) == (
-        Code.UNKNOWN_KEY,
-        True,
-    )
+    for custom in ("./sd", "{source: ./sd}", "{source: ./sd/sd.py}"):
+        problem = refused(spec(f"pipeline: {{source: ./sd, custom_pipeline: {custom}}}\n"))
+        assert (problem.code, "read " in problem.fix) == (Code.CODE_NOT_TRUSTED, True)
     assert not owned.exists()
+
+
+def test_b158_an_unpinned_custom_pipeline_is_not_fetched(copied: Path, spec: Callable[[str], Path]) -> None:
+    """A name that diffusers looks up at no commit, and a repository at none: refused, trusted or not."""
+    trusted = "trust_remote_code: read by this test"
+    for source, code in (("lpw_stable_diffusion", Code.CODE_NOT_TRUSTED), ("org/code", Code.MOVING_REVISION)):
+        moving = f"allow_moving_revision: {str(source == 'org/code').lower()}"
+        problem = refused(
+            spec(f"{moving}\npipeline: {{source: ./sd, custom_pipeline: {{source: {source}, {trusted}}}}}\n")
+        )
+        assert problem.code is code
+        assert "may be other code tomorrow" in problem.why
 
 
 class Payload:

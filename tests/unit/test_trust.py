@@ -173,12 +173,18 @@ def test_a_pipeline_of_its_repository_s_own_code_is_refused(copied: Path, tmp_pa
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize("key", ["custom_pipeline", "trust_remote_code"])
-def test_keys_that_would_run_code_say_that_none_is_run(tmp_path: Path, copied: Path, key: str) -> None:
-    """They are no keys here, and what to do instead is told."""
-    problem = problem_of(tmp_path, f"pipeline: {{source: ./pipeline, {key}: ./code}}")
-    assert problem.code is Code.UNKNOWN_KEY
-    assert problem.fix.startswith("leave it out: no code of a repository is run")
+@pytest.mark.parametrize(
+    ("place", "key", "fix"),
+    [
+        ("", "trust_remote_code: read by us", "it belongs to the source that brings the code"),
+        ("components: {unet: {", "custom_pipeline: ./code", "write pipeline.custom_pipeline: {source: ..."),
+        ("", "custom_revision: main", "write pipeline.custom_pipeline: {source: ..."),
+    ],
+)
+def test_keys_that_run_code_say_where_they_belong(copied: Path, tmp_path: Path, place: str, key: str, fix: str) -> None:
+    """A grant is of one source, so it stands beside that."""
+    problem = problem_of(tmp_path, f"pipeline: {{source: ./pipeline}}\n{place}{key}{'}' * place.count('{')}")
+    assert (problem.code, problem.fix.startswith(fix)) == (Code.UNKNOWN_KEY, True)
 
 
 # Paths
