@@ -29,6 +29,7 @@ from dmconfig.facts import (
     own_class_facts,
     pipeline_facts,
 )
+from dmconfig.original_config import OriginalConfig, original_config, takes_original_config
 from dmconfig.paths import ConfigPath, render_path
 from dmconfig.quantization import refused_by_backend
 from dmconfig.remote_code import (
@@ -74,6 +75,7 @@ class Component:
     ``subfolder`` is the one asked for; None leaves it to the kind of source. Where ``source`` is one file of weights,
     ``config_source`` is where its config comes from, and ``folder`` holds that; ``shares_file``: the file is the
     pipeline's, with the weights of others. ``code``: its class is in code of its source, which the file grants.
+    ``original_config``: its config is made from that of the model's authors, and ``folder`` is None.
     ``variant_required`` tells a variant asked for this component from one asked for the whole pipeline, which
     components without such files do without. ``path`` is where the file speaks of it.
     """
@@ -99,6 +101,7 @@ class Component:
     allows_pickle: bool = False
     allows_code: bool = False
     code: OwnCode | None = field(default=None, repr=False)
+    original_config: OriginalConfig | None = field(default=None, repr=False)
 
     @property
     def home(self) -> Source:
@@ -459,7 +462,7 @@ class _Assembler:
                     return None  # as diffusers leaves the safety checker out
                 raise SpecError([self._not_in_file(name)])
             origin = _Origin(self.file, origin.folder, self.source, shares_file=True)
-        component = self._component(name, asked, entry, facts, origin)
+        component = self._with_original_config(self._component(name, asked, entry, facts, origin))
         if code is None:
             return component
         return replace(component, code=code, refused={**refused_by_code(facts), **component.refused})
@@ -487,6 +490,18 @@ class _Assembler:
             raise
         except DMConfigError as error:
             raise SpecError(self.resolved.located(error.problems, asking.path)) from None
+
+    def _with_original_config(self, component: Component) -> Component:
+        """The component, with the config of its authors where the file names one for it, or for the pipeline's file."""
+        asked, path = component.asked, component.path
+        text, revision = asked.original_config, asked.original_config_revision
+        if text is None and component.shares_file and takes_original_config(component.facts):
+            path = ("pipeline",)
+            text, revision = self.spec.pipeline.original_config, self.spec.pipeline.original_config_revision
+        if text is None or not component.is_single_file or not component.is_module:
+            return component
+        original = original_config(self.resolved, (*path, "original_config"), text, revision, component.facts)
+        return replace(component, original_config=original, folder=None)
 
     def _asking(self, name: str, asked: ComponentSpec, origin: _Origin) -> Asking:
         """Who would run code of a component's source, and what would grant it: its own key, or the pipeline's."""
@@ -675,7 +690,8 @@ class _Assembler:
         source = self.source if asked.source is None else self._own_source(name, asked)
         if source.file is not None:
             home = self._home(name, asked, listed)
-            return _Origin(source, self._folder(name, asked, home), home)
+            has_config = asked.original_config is None or listed is not None
+            return _Origin(source, self._folder(name, asked, home) if has_config else None, home)
         return _Origin(source, self._folder(name, asked, source), None)
 
     def _folder(self, name: str, asked: ComponentSpec, home: Source) -> Path | None:
@@ -698,7 +714,8 @@ class _Assembler:
             path: ConfigPath = (*self._path(name), "config")
             text, local_only = asked.config_source, self._local_only(asked)
             return locate_config(self.resolved, path, text, asked.config_revision, local_only=local_only)
-        if listed is None or asked.class_name not in (None, listed.class_name):
+        is_told = asked.original_config is not None and asked.class_name is not None
+        if not is_told and (listed is None or asked.class_name not in (None, listed.class_name)):
             what = f"the pipeline's source has no config of {name!r} for the weights in {asked.source}"
             fix = f"add components.{name}.config with the folder or hub id of a model that has the same config"
             raise SpecError([self._problem(Code.CONFIG_NOT_FOUND, name, what, "source", fix=fix)])

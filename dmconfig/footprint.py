@@ -8,11 +8,12 @@ torch is imported by ``measure_configs`` alone.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -259,24 +260,48 @@ def _claimed_dtype(folder: Path) -> str:
     return claimed if isinstance(claimed, str) and claimed in _FLOAT_BITS else _FALLBACK_DTYPE
 
 
-def build_on_meta(folder: Path, library: str, class_name: str, dtype: str) -> Any:
-    """Return the component in folder as its class builds it from its config, on the meta device: without a weight.
+def build_on_meta(config: Path | Mapping[str, Any], library: str, class_name: str, dtype: str) -> Any:
+    """Return a component as its class builds it from its config, on the meta device: without a weight.
+
+    ``config`` is the folder that it is in, or, of classes of diffusers, the config itself.
 
     Raises: whatever the class raises on a config it does not understand.
     """
-    return build_class_on_meta(getattr(_import_library(library), class_name), folder, dtype)
+    return build_class_on_meta(getattr(_import_library(library), class_name), config, dtype)
 
 
-def build_class_on_meta(cls: Any, folder: Path, dtype: str) -> Any:
-    """Return what a class builds from the config in folder, as ``build_on_meta``."""
+def build_class_on_meta(cls: Any, config: Path | Mapping[str, Any], dtype: str) -> Any:
+    """Return what a class builds from a config, as ``build_on_meta``."""
     import torch
 
+    folder = config
     with _default_dtype(dtype), torch.device("meta"):
+        if not isinstance(folder, Path):
+            return cls.from_config(folder)
         if hasattr(cls, "load_config"):
             return cls.from_config(cls.load_config(str(folder)))
         config = cls.config_class.from_pretrained(str(folder))
         _set_dtype(config, getattr(torch, dtype, torch.float32))
         return cls(config)
+
+
+def mapped_config(
+    original: Mapping[str, Any], tensors: Sequence[TensorInfo], ancestors: frozenset[str]
+) -> dict[str, Any]:
+    """Return the config that diffusers makes for a class from that of a model's authors. Imports diffusers.
+
+    Args:
+        original: what the authors' file says.
+        tensors: those of the weights, of which diffusers looks at the shapes.
+        ancestors: of the class, of which diffusers makes one.
+    """
+    import torch
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+
+    mapped = next(name for name in SINGLE_FILE_LOADABLE_CLASSES if name in ancestors)
+    make = SINGLE_FILE_LOADABLE_CLASSES[mapped]["config_mapping_fn"]
+    shapes = {each.name: torch.empty(each.shape, device="meta") for each in tensors}
+    return dict(make(original_config=copy.deepcopy(original), checkpoint=shapes))
 
 
 def _set_dtype(config: Any, dtype: Any) -> None:

@@ -7,6 +7,7 @@ from a single file too. In which dtype is the plan's to say.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import tempfile
 from collections.abc import Mapping
@@ -62,15 +63,24 @@ def load_module(cls: Any, component: Component, assignment: Assignment) -> Any:
         more = _quantised(component, assignment)
         return _from_folder(cls, component, dtype, str(component.folder), component_weights(component), **more)
     file, config = component.source.path, config_folder_of(component)
+    if file is not None and (told := _told_config(component, config)):
+        if component.source.is_gguf:
+            return _whole(_from_gguf(cls, file, told, dtype))
+        if loads_from_single_file(component.facts):
+            return _whole(_from_single_file(cls, component, file, told, dtype))
     if file is None or config is None:
         raise FileNotFoundError(f"{component.source.text} or its config is not on this machine")
-    if component.source.is_gguf:
-        return _whole(_from_gguf(cls, file, config, dtype))
-    if loads_from_single_file(component.facts):
-        return _whole(_from_single_file(cls, component, file, config, dtype))
     if _is_in_pipeline_file(component, file):
         return _whole(_from_pipeline_file(component, file, config, dtype))
     return _from_config_and_weights(cls, component, file, config, dtype)
+
+
+def _told_config(component: Component, folder: Path | None) -> dict[str, Any]:
+    """What diffusers' single-file loaders are told of a component's config: its authors' own, else its folder."""
+    original = component.original_config
+    if original is not None:
+        return {"original_config": copy.deepcopy(original.values)} if original.values is not None else {}
+    return {"config": str(folder)} if folder is not None else {}
 
 
 def _quantised(component: Component, assignment: Assignment) -> dict[str, Any]:
@@ -101,7 +111,7 @@ def _from_folder(
     return module.eval()
 
 
-def _from_gguf(cls: Any, file: Path, config: Path, dtype: str) -> Any:
+def _from_gguf(cls: Any, file: Path, told: Mapping[str, Any], dtype: str) -> Any:
     """A model of diffusers whose weights stay quantised and are decoded to dtype layer by layer."""
     import torch
     from diffusers import GGUFQuantizationConfig
@@ -110,45 +120,47 @@ def _from_gguf(cls: Any, file: Path, config: Path, dtype: str) -> Any:
     quantization = GGUFQuantizationConfig(compute_dtype=compute)
     return cls.from_single_file(
         str(file),
-        config=str(config),
+        **told,
         quantization_config=quantization,
         local_files_only=True,
         **{_dtype_argument("diffusers"): compute},
     )
 
 
-def _from_single_file(cls: Any, component: Component, file: Path, config: Path, dtype: str) -> Any:
+def _from_single_file(cls: Any, component: Component, file: Path, told: Mapping[str, Any], dtype: str) -> Any:
     """A model of diffusers, from weights in the names of its authors, or in its own."""
-    module = _single_file(cls, file, config, dtype)
+    module = _single_file(cls, file, told, dtype)
     patterns = fp32_patterns(
         library="diffusers", dtype=dtype, keep=component.facts.keep_in_fp32_modules, keep_strict=None
     )
     if dtype != "float32" and patterns:
-        _keep_in_fp32(module, patterns, lambda: _single_file(cls, file, config, "float32"), stored_dtype(component))
+        _keep_in_fp32(module, patterns, lambda: _single_file(cls, file, told, "float32"), stored_dtype(component))
     return module
 
 
-def _single_file(cls: Any, file: Path, config: Path, dtype: str) -> Any:
+def _single_file(cls: Any, file: Path, told: Mapping[str, Any], dtype: str) -> Any:
     import torch
 
     try:
         return cls.from_single_file(
             str(file),
-            config=str(config),
+            **told,
             local_files_only=True,
             **{_dtype_argument("diffusers"): getattr(torch, dtype)},
         )
     except NotImplementedError as error:  # a tensor is on meta still: accelerate says so, and not which
-        names = ", ".join(_lacking(cls, file, config)[:3]) or "some of the model's tensors"
+        names = ", ".join(_lacking(cls, file, told)[:3]) or "some of the model's tensors"
         raise ValueError(f"its weights lack {names}") from error
 
 
-def _lacking(cls: Any, file: Path, config: Path) -> list[str]:
+def _lacking(cls: Any, file: Path, told: Mapping[str, Any]) -> list[str]:
     """The tensors of a model that are not in a file of its own names; none where the file has others."""
     import torch
 
+    if "config" not in told:
+        return []  # a config of the authors goes with their names
     with torch.device("meta"):
-        names = cls.from_config(cls.load_config(str(config))).state_dict().keys()
+        names = cls.from_config(cls.load_config(told["config"])).state_dict().keys()
     there = {tensor.name for tensor in read_single_file(file)}
     return sorted(names - there) if len(names & there) > len(names) / 2 else []
 

@@ -23,11 +23,13 @@ from dmconfig.footprint import (
     fp32_patterns,
     group_sizes,
     loaded_sizes,
+    mapped_config,
     measure_configs,
     measure_tensors,
+    module_bytes,
 )
 from dmconfig.gguf import LOADABLE_TYPES, loaded_sizes_of_gguf, most_common_type
-from dmconfig.layout import Layout, lay_out, layout_of_tensors, with_more
+from dmconfig.layout import Layout, lay_out, layout_of, layout_of_tensors, with_more
 from dmconfig.layouts import layout_by_config, packaged_layout
 from dmconfig.quantization import quantised_sizes
 from dmconfig.resolve import Resolved
@@ -134,6 +136,8 @@ def _layout(component: Component, size: Footprint, resolved: Resolved, hub: Head
         return known
     folder = config_folder_of(component)
     _refuse_to_run(component, "how")
+    if component.original_config is not None:
+        return layout_of(_built_on_meta(component, size.dtype), size.dtype)
     if folder is not None:
         return lay_out(folder, component.library, component.class_name, size.dtype)
     what = f"how {component.name!r} ({component.class_name}) can be split cannot be known here"
@@ -212,12 +216,48 @@ def read_config(folder: Path | None) -> Mapping[str, Any]:
 
 
 def config_folder_of(component: Component) -> Path | None:
-    """Return where a component's config is: on this machine, or packaged; None when it is neither."""
+    """Return where a component's config is: on this machine, or packaged; None when it is neither, or to be made."""
+    if component.original_config is not None:
+        return None
     if component.folder is not None:
         return component.folder
     packaged = config_folder(component.home.hub_id) if component.home.hub_id else None
     folder = packaged / (component.subfolder or component.name) if packaged else None
     return folder if folder is not None and folder.is_dir() else None
+
+
+def config_of_authors(component: Component) -> Mapping[str, Any]:
+    """Return the config that diffusers makes from the ``original_config`` of a component. Imports diffusers.
+
+    Raises: SourceError: it, or the file of weights, is not on this machine.
+    """
+    original, file = component.original_config, component.source.path
+    if original is None or original.values is None or file is None or component.source.is_pickle:
+        what = f"the config of {component.name!r} ({component.class_name}) cannot be made here"
+        why = "it is made from its original_config and the header of its weights, and not both are on this machine"
+        raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, why=why, path=component.path)])
+    return mapped_config(original.values, read_single_file(file), component.facts.ancestors)
+
+
+def _built_on_meta(component: Component, dtype: str) -> Any:
+    """A component as its class builds it on meta: from the config in its folder, or the one made of its authors'.
+
+    Raises: SourceError: there is no config of it, or the class cannot be built from it.
+    """
+    folder = config_folder_of(component)
+    if folder is None and component.original_config is None:
+        what = f"how {component.name!r} is made cannot be known: its config is not here"
+        fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
+        raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, path=component.path, fix=fix)])
+    try:
+        config = folder or config_of_authors(component)
+        return build_on_meta(config, component.library, component.class_name, dtype)
+    except SourceError:
+        raise
+    except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
+        what = f"{component.name!r} ({component.class_name}) cannot be built from its config"
+        why = f"{type(error).__name__}: {error}"
+        raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, why=why, path=component.path)]) from error
 
 
 def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] | None:
@@ -291,18 +331,8 @@ def _changed_sizes(component: Component, size: Footprint) -> list[tuple[str, int
 
     Raises: SourceError: there is no config, or the class cannot be built from it.
     """
-    folder = config_folder_of(component)
-    if folder is None:
-        what = f"how large {component.name!r} is when it is quantised or cast cannot be known: its config is not here"
-        fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
-        raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, path=component.path, fix=fix)])
     _refuse_to_run(component, "how large, quantised or cast layer by layer,")
-    try:
-        module = build_on_meta(folder, component.library, component.class_name, size.dtype)
-    except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
-        what = f"{component.name!r} ({component.class_name}) cannot be built from its config"
-        why = f"{type(error).__name__}: {error}"
-        raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, why=why, path=component.path)]) from error
+    module = _built_on_meta(component, size.dtype)
     if component.quantization is not None:
         return [*quantised_sizes(module, component.quantization, size.dtype)]
     return [*cast_sizes(module, component.asked, size.dtype)]
@@ -356,12 +386,21 @@ def _from_single_file(component: Component, resolved: Resolved, dtype: str | Non
     stored = dominant_dtype(tensors) if tensors is not None else dtype
     target = dtype or stored
     folder = config_folder_of(component)
-    if target is None or stored is None or folder is None:
+    if target is None or stored is None or (folder is None and component.original_config is None):
         raise _unknown_size(component, resolved, f"{component.source.text} or its config is not on this machine")
-    known = _from_catalogue(component, target) if component.folder is None else None
-    size = known or measure_configs(folder, component.library, component.class_name, target)
+    _refuse_to_run(component, "how large")
+    known = _from_catalogue(component, target) if folder is not None and component.folder is None else None
+    if folder is not None:
+        size = known or measure_configs(folder, component.library, component.class_name, target)
+    else:
+        size = _size_on_meta(component, target)
     in_file = component.library == "diffusers" and not component.source.is_pickle
     return replace(size, stored_dtype=stored, needs_cast=not in_file or target != stored, measured_from="configs")
+
+
+def _size_on_meta(component: Component, dtype: str) -> Footprint:
+    sizes = group_sizes(module_bytes(_built_on_meta(component, dtype), dtype))
+    return Footprint(dtype=dtype, stored_dtype=dtype, needs_cast=False, measured_from="configs", **sizes)
 
 
 def _unknown_size(component: Component, resolved: Resolved, why: str) -> SourceError:

@@ -13,7 +13,7 @@ from dmconfig.files import write_whole
 from dmconfig.layers import read_files
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved, resolve
-from dmconfig.source import is_commit, locate_source
+from dmconfig.source import is_commit, locate_source, repository_of
 from dmconfig.spec import Spec, validate_spec
 from dmconfig.trust import hub_references, revision_path
 
@@ -77,6 +77,9 @@ def _moving(resolved: Resolved, spec: Spec) -> Iterator[tuple[ConfigPath, str, s
     """Yield every hub id of a spec that is at no commit: its path, the id without a file behind it, its revision."""
     for path, text, revision in hub_references(spec):
         if is_commit(revision):
+            continue
+        if (hub_id := repository_of(text)) is not None:
+            yield path, hub_id, revision
             continue
         try:
             source = locate_source(text, folder=resolved.folder_of(path), revision=revision)

@@ -147,6 +147,12 @@ def is_hub_id(text: str) -> bool:
     return _HUB_ID.fullmatch(text) is not None
 
 
+def repository_of(text: str) -> str | None:
+    """Return the hub id in text, which is one or names a file of code or YAML in it; None where it has another form."""
+    named = re.fullmatch(rf"({HUB_ID})(?:/[\w./-]+\.(?:py|ya?ml))?", text)
+    return named[1] if named else None
+
+
 def read_index(source: Source) -> PipelineIndex:
     """Return what the pipeline at source says is in it; for a hub id not on this machine, from the catalogue.
 

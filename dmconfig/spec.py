@@ -227,6 +227,10 @@ TRUST_REMOTE_CODE = (
     "Run code that the source brings along, a class in a file of Python beside its config: the reason, in words. Of a "
     "hub id it needs a commit as revision. Nothing is run for validate and plan. Default: refused."
 )
+ORIGINAL_CONFIG = (
+    "For a source that is one file: the YAML file of the model's authors that its config is made from, of classes for "
+    "which diffusers does so, such as a UNet2DConditionModel: a path, or a file on the hub."
+)
 VariantMissing = Literal["error", "default"]
 Reason = Annotated[str, BeforeValidator(_reason)]
 ReasonForCode = Annotated[str, BeforeValidator(_reason_for_code)]
@@ -273,6 +277,12 @@ class PipelineSpec(Model):
         examples=["./models/sdxl", "stabilityai/stable-diffusion-xl-base-1.0"],
     )
     config_revision: str | None = Field(None, description="Revision of config, when it is a hub id.", examples=[COMMIT])
+    original_config: str | None = Field(
+        None, description=ORIGINAL_CONFIG, examples=["./v1-inference.yaml", "organisation/name/v1-inference.yaml"]
+    )
+    original_config_revision: str | None = Field(
+        None, description="Revision of original_config, when it is on the hub.", examples=[COMMIT]
+    )
     local_files_only: bool = Field(
         False, description="Never ask the hub for this source: what is here must be whole.", examples=[True]
     )
@@ -430,6 +440,12 @@ class ComponentSpec(Model):
         examples=[{"timestep_spacing": "trailing"}, "./models/vae-fix"],
     )
     config_revision: str | None = Field(None, description="Revision of config, when it is a hub id.", examples=[COMMIT])
+    original_config: str | None = Field(
+        None, description=ORIGINAL_CONFIG, examples=["./v1-inference.yaml", "organisation/name/v1-inference.yaml"]
+    )
+    original_config_revision: str | None = Field(
+        None, description="Revision of original_config, when it is on the hub.", examples=[COMMIT]
+    )
     attention_backend: str | None = Field(
         None,
         description="What computes attention: a word of diffusers' set_attention_backend, e.g. flash or native.",

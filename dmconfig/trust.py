@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from dmconfig.assembly import Assembly, Component
 from dmconfig.checkpoint import loads_from_single_file
 from dmconfig.errors import Code, Problem
+from dmconfig.original_config import known_classes
 from dmconfig.paths import ConfigPath
 from dmconfig.remote_code import GRANT
 from dmconfig.resolve import Resolved
@@ -20,6 +21,7 @@ from dmconfig.spec import REHEARSED, ComponentSpec, PipelineSpec, Spec
 
 _VARIANTS = ("fp16", "bf16", "fp32", "non_ema", "ema")
 """What was a branch once, and is a variant of the weights today."""
+_REMOVE = "remove the line"
 _PIN = "run `dmconfig pin` on this file, which writes the commit here"
 
 
@@ -34,6 +36,7 @@ def hub_references(spec: Spec) -> Iterator[tuple[ConfigPath, str, str | None]]:
         for key, text, revision in (
             ("source", section.source, section.revision),
             ("config", config, section.config_revision),
+            ("original_config", section.original_config, section.original_config_revision),
         ):
             if text is not None and not is_local(text):
                 yield (*path, key), text, revision
@@ -47,7 +50,7 @@ def hub_references(spec: Spec) -> Iterator[tuple[ConfigPath, str, str | None]]:
 
 def revision_path(path: ConfigPath) -> ConfigPath:
     """Return the path of the revision of what is named at path."""
-    return (*path[:-1], "revision" if path[-1] == "source" else "config_revision")
+    return (*path[:-1], "revision" if path[-1] == "source" else f"{path[-1]}_revision")
 
 
 def moving_revisions(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
@@ -85,6 +88,12 @@ def needless_source_keys(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
         if section.config_revision is not None and not isinstance(section.config, str):
             what, fix = "config_revision is the revision of config, which names no hub id", "remove the line"
             yield resolved.problem(Code.CONTRADICTION, (*path, "config_revision"), what, fix=fix, key=True)
+        if section.original_config_revision is not None and section.original_config is None:
+            what, fix = "original_config_revision is the revision of original_config, which is not given", _REMOVE
+            yield resolved.problem(Code.CONTRADICTION, (*path, "original_config_revision"), what, fix=fix, key=True)
+        if path[0] == "components" and section.original_config is not None and isinstance(section.config, str):
+            what, fix = "the config of this component is named twice, as config and as original_config", "remove one"
+            yield resolved.problem(Code.CONTRADICTION, (*path, "original_config"), what, fix=fix, key=True)
 
 
 def idle_grants(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
@@ -128,11 +137,26 @@ def needless_configs(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iter
     for path, part in spec.written_components:
         if isinstance(part.config, str):
             named.append(((*path, "config"), path[1] in files))
+    yield from _needless_original_configs(resolved, spec, assembly)
     for path, is_of_file in named:
         if not is_of_file:
             what = "config names where the config of a single file is, and the source is no such file"
             fix = "remove the line; values to set are written as a mapping"
             yield resolved.problem(Code.CONTRADICTION, path, what, fix=fix, key=True)
+
+
+def _needless_original_configs(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """As for configs; one of the pipeline is for the parts of its file whose classes take one."""
+    used = {part.original_config.path for part in assembly.loaded if part.original_config is not None}
+    sections: list[tuple[ConfigPath, PipelineSpec | ComponentSpec]] = [(("pipeline",), spec.pipeline)]
+    sections += spec.written_components
+    failed = len(assembly.components) + len(assembly.absent) < len(assembly.slots)
+    for path, section in sections:
+        at: ConfigPath = (*path, "original_config")
+        if section.original_config is not None and at not in used and not failed:
+            what = "original_config is for weights in one file, and this source is none"
+            fix = f"remove the line; it is for: {', '.join(known_classes())}"
+            yield resolved.problem(Code.BAD_ORIGINAL_CONFIG, at, what, fix=fix, key=True)
 
 
 def single_files(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001 - as above

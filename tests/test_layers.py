@@ -38,7 +38,7 @@ LAYERS = (
     {"catalog", "spec", "editing", "inventory", "transfers", "layout", "offload", "inputs"},
     {"machine", "configs", "layouts", "checkpoint"},
     {"source"},
-    {"adapters", "quantization", "remote_code", "switches"},
+    {"adapters", "original_config", "quantization", "remote_code", "switches"},
     {"importing"},
     {"assembly"},
     {"measure"},

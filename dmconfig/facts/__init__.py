@@ -20,6 +20,7 @@ from __future__ import annotations
 from dmconfig.facts.fitting import fits
 from dmconfig.facts.lookup import (
     class_facts,
+    classes_with_original_config,
     dataclass_fields,
     known_attention_backends,
     known_pipelines,
@@ -52,6 +53,7 @@ __all__ = [
     "Json",
     "PipelineFacts",
     "class_facts",
+    "classes_with_original_config",
     "dataclass_fields",
     "fits",
     "is_module_class",

@@ -116,6 +116,21 @@ def known_attention_backends() -> tuple[str, ...]:
     return _backends(installed_libraries())
 
 
+def classes_with_original_config() -> tuple[str, ...]:
+    """Return the classes that the installed diffusers makes a config for from one of the model's authors, sorted."""
+    return _mapped(installed_libraries())
+
+
+@cache
+def _mapped(libraries: tuple[Library, ...]) -> tuple[str, ...]:
+    def read() -> Json:
+        from dmconfig.facts.reading import read_mapped_classes
+
+        return [*read_mapped_classes(_sources(libraries))]
+
+    return tuple(_remembered(libraries, "original_config", read))
+
+
 @cache
 def _method(
     libraries: tuple[Library, ...], library: str, class_name: str, method: str

@@ -182,6 +182,20 @@ def read_members(sources: Sources, module: str, enumeration: str) -> tuple[str, 
     return tuple(value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str))
 
 
+def read_mapped_classes(sources: Sources) -> tuple[str, ...]:
+    """Return the classes for which diffusers' single-file loader maps a config of the model's authors, sorted."""
+    found = sources.find("diffusers.loaders.single_file_model", "SINGLE_FILE_LOADABLE_CLASSES")
+    if found is None or not isinstance(found[1], ast.Dict):
+        return ()
+    entries = zip(found[1].keys, found[1].values, strict=True)
+    return tuple(sorted(str(ast.literal_eval(name)) for name, entry in entries if name and _maps_config(entry)))
+
+
+def _maps_config(entry: ast.expr) -> bool:
+    keys = entry.keys if isinstance(entry, ast.Dict) else []
+    return any(isinstance(key, ast.Constant) and key.value == "config_mapping_fn" for key in keys)
+
+
 def read_exported_descendants(sources: Sources, base: str) -> tuple[str, ...]:
     """Return the names of all classes on base that diffusers exports, sorted. They are told by their bases' names."""
     index, exported = sources.index("diffusers"), sources.quoted("diffusers")

@@ -123,6 +123,11 @@ def repositories(assembly: Assembly) -> list[Repository]:
             repository = of(component.source, own)
             files = dict.fromkeys((*repository.files, component.source.file or ""))
             add(replace(repository, files=tuple(files)))
+            if component.original_config is not None:
+                of_authors = of(component.original_config.source, component.original_config.path)
+                files = dict.fromkeys((*of_authors.files, component.original_config.source.file or ""))
+                add(replace(of_authors, files=tuple(files)))
+                continue
             repository = of(component.home, home_path if component.home is assembly.source else (*own[:-1], "config"))
             add(replace(repository, configured=(*repository.configured, component)))
         else:

@@ -97,7 +97,9 @@ def _places(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 def _component(component: Component) -> list[str]:
     """What a rehearsal sees of a component: its class, dtype and config, and whether its files are here."""
-    return [component.class_name, component.dtype, str(component.folder), _config(config_folder_of(component))]
+    original = component.original_config
+    config = _config(config_folder_of(component)) if original is None else str(original.values)
+    return [component.class_name, component.dtype, str(component.folder), config]
 
 
 def _config(folder: Path | None) -> str:

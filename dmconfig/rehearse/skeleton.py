@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.errors import BuildError, Code
 from dmconfig.footprint import build_class_on_meta, fp32_patterns, kept_in_fp32
 from dmconfig.loaders import class_of, pipeline_class
-from dmconfig.measure import config_folder_of
+from dmconfig.measure import config_folder_of, config_of_authors
 from dmconfig.rehearse.quantised import quantised
 from dmconfig.rehearse.standins import stand_in_for
 from dmconfig.resolve import Resolved
@@ -89,17 +90,21 @@ def _whole(resolved: Resolved, component: Component, dtype: str) -> Any:
 
 def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
     folder = config_folder_of(component)
-    if folder is None:
+    if folder is None and component.original_config is None:
         what = f"{component.name!r} ({component.class_name}) cannot be rehearsed: its config is not on this machine"
         fix = "load the pipeline once, which downloads what it needs, or copy its configs here"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, fix=fix)])
     try:
-        module = as_loaded(build_class_on_meta(class_of(component), folder, dtype), dtype)
+        module = as_loaded(_built(component, folder, dtype), dtype)
         return quantised(module, component.quantization) if component.quantization is not None else module
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come
         what = f"{component.name!r} ({component.class_name}) cannot be built from its config"
         why = f"{type(error).__name__}: {error}"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, why=why)]) from error
+
+
+def _built(component: Component, folder: Path | None, dtype: str) -> Any:
+    return build_class_on_meta(class_of(component), folder or config_of_authors(component), dtype)
 
 
 def _other(resolved: Resolved, component: Component, parts: Mapping[str, Any]) -> tuple[Any, bool]:

@@ -233,7 +233,7 @@ def test_a_pipeline_of_its_source_s_own_code_needs_the_source_s_grant(
 
 @pytest.mark.parametrize("grants", ["pipeline", "vae"])
 def test_a_grant_for_one_source_does_not_open_another(
-    grants: str, with_unet: Path, code: Path, owned: Path, tmp_path: Path, spec: Callable[[str], Path]
+    *, grants: str, with_unet: Path, code: Path, owned: Path, tmp_path: Path, spec: Callable[[str], Path]
 ) -> None:
     """Neither the pipeline's nor a component's reaches a UNet from elsewhere, nor a custom pipeline."""
     shutil.copytree(with_unet / "unet", tmp_path / "elsewhere")
@@ -469,7 +469,7 @@ def test_an_exported_spec_keeps_its_grants(
     ],
 )
 def test_code_that_cannot_be_used_is_told_before_it_is_run(
-    name: str, text: str, what: str, sd: Path, code: Path, owned: Path, spec: Callable[[str], Path]
+    *, name: str, text: str, what: str, sd: Path, code: Path, owned: Path, spec: Callable[[str], Path]
 ) -> None:
     """By reading it."""
     (code / name).write_text(text)
@@ -493,7 +493,7 @@ def test_one_of_several_classes_is_named(sd: Path, code: Path, spec: Callable[[s
 
 @pytest.mark.parametrize("name", ["pipeline.py", "gains.py"])
 def test_a_link_out_of_the_folder_of_code_is_refused(
-    name: str, sd: Path, code: Path, tmp_path: Path, owned: Path, spec: Callable[[str], Path]
+    *, name: str, sd: Path, code: Path, tmp_path: Path, owned: Path, spec: Callable[[str], Path]
 ) -> None:
     """What a folder of code runs is in it."""
     shutil.move(code / name, tmp_path / name)
@@ -518,7 +518,7 @@ def test_code_of_another_repository_is_refused(with_encoder: Path, owned: Path, 
 
 
 def test_code_of_the_hub_runs_at_a_commit_alone(
-    hub: Hub, sd: Path, code: Path, owned: Path, spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    *, hub: Hub, sd: Path, code: Path, owned: Path, spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A branch is refused, and nothing of it fetched; ``pin`` writes the commit, and then it runs, offline too."""
     commit = hub.add("org/code", code, {"README.md": b"text", "weights.bin": b"no code"}).commit
@@ -561,7 +561,13 @@ def test_code_of_the_hub_is_not_fetched_without_a_grant(
 
 
 def test_a_pipeline_of_the_hub_with_code_of_its_own_is_loaded(
-    hub: Hub, with_unet: Path, with_encoder: Path, owned: Path, spec: Callable[[str], Path], by_hand: Callable[..., Any]
+    *,
+    hub: Hub,
+    with_unet: Path,
+    with_encoder: Path,
+    owned: Path,
+    spec: Callable[[str], Path],
+    by_hand: Callable[..., Any],
 ) -> None:
     """Its component's and its encoder's code, and no more of it than that; granted to the source, at its commit."""
     commit = hub.add("dm/sd", with_unet).commit
@@ -582,7 +588,7 @@ def test_a_pipeline_of_the_hub_with_code_of_its_own_is_loaded(
 
 
 def test_a_component_of_the_hub_with_code_of_its_own_is_loaded(
-    hub: Hub, sd: Path, with_unet: Path, tmp_path: Path, owned: Path, spec: Callable[[str], Path]
+    *, hub: Hub, sd: Path, with_unet: Path, tmp_path: Path, owned: Path, spec: Callable[[str], Path]
 ) -> None:
     """From a repository of one model, whose config maps its class; the grant is the component's own."""
     edit_json(with_unet / "unet" / "config.json", _class_name="MyUNet", auto_map={"AutoModel": "my_unet.MyUNet"})
