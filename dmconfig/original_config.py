@@ -23,9 +23,11 @@ from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.source import HUB_ID, Source, find_snapshot, is_local
 
-MAX_BYTES = 1 << 18
+MAX_BYTES = 1 << 16
 """More than any takes: the published ones have some 3 kB."""
 
+_Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, where it is there, which also limits how deep a file nests."""
 _ENDS = (".yaml", ".yml")
 _ON_HUB = re.compile(rf"({HUB_ID})/((?:[\w-]+/)*[\w.-]+\.ya?ml)")
 _UNET, _VAE = ("unet_config", "network_config"), ("first_stage_config",)
@@ -102,9 +104,9 @@ def _read(file: Path) -> Mapping[str, Any]:
         if file.stat().st_size > MAX_BYTES:
             raise _bad(f"{file} is larger than {MAX_BYTES >> 10} KiB")
         text = file.read_text(encoding="utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_Parser)):
             raise _bad(f"{file} has aliases, which may stand for more than any memory holds", "write them out")
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader=_Parser)  # noqa: S506 - a safe loader, of either make
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise _bad(f"{file} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):

@@ -55,7 +55,7 @@ _LIBRARIES = ("diffusers", "transformers")
 _MODULE = re.compile(r"[A-Za-z_][\w-]*")
 _ON_HUB = re.compile(rf"({HUB_ID})(?:/((?:[\w-]+/)*[\w-]+\.py))?")
 _CONFIGS = (*CONFIG_FILES, "processor_config.json")
-_WHY = "it would be run with all rights of yours, and code is run only where the file says why it is trusted"
+_WHY = "it would run with your rights, and code is run only where the file says why it is trusted"
 _FORBIDS = "DIFFUSERS_DISABLE_REMOTE_CODE"
 _YES = ("1", "ON", "YES", "TRUE")
 

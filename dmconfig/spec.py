@@ -890,7 +890,8 @@ def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem | None:
             return resolved.problem(Code.UNKNOWN_KEY, (section, name), what, fix=fix, key=True)
     if path == ("pipeline", "custom_pipeline") and isinstance(detail["input"], str):
         what = f"the pipeline is code of {detail['input']}, and nothing says why it may be run"
-        fix = f"read it, then write custom_pipeline: {{source: {detail['input']}, trust_remote_code: <why>}}"
+        commit = "" if detail["input"].startswith((".", "/", "~")) else "revision: <commit>, "
+        fix = f"read it, then write custom_pipeline: {{source: {detail['input']}, {commit}trust_remote_code: <why>}}"
         return resolved.problem(Code.CODE_NOT_TRUSTED, path, what, fix=fix)
     match detail["type"]:
         case "extra_forbidden":
