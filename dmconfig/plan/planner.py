@@ -12,6 +12,7 @@ from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout, nearest_ancestor
 from dmconfig.paths import ConfigPath
+from dmconfig.plan.calls import frames_of
 from dmconfig.plan.fastest import Places
 from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Proof, Residency
@@ -282,9 +283,13 @@ def _large_calls(task: Task) -> Iterator[str]:
     spec = task.spec
     if "reserve" in spec.model_fields_set or not task.usable:
         return
+    frames = frames_of(spec, task.assembly.facts)
     height, width = (spec.call.get(side) for side in ("height", "width"))
     pixels = height * width if isinstance(height, int) and isinstance(width, int) else 0
-    if pixels > RESERVED_PIXELS:
+    if frames is not None:
+        kept = format_bytes(DEFAULT_RESERVE)
+        yield f"the reserve of {kept} is for one picture, and a film of {frames} takes more; set reserve, or rehearse"
+    elif pixels > RESERVED_PIXELS:
         about = format_bytes(int(DEFAULT_RESERVE * pixels / RESERVED_PIXELS))
         yield f"no room is kept for activations of {height} x {width}: about {about}; set reserve, or rehearse"
 
