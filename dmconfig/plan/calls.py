@@ -52,9 +52,14 @@ class Runs:
 
 
 def runs_of(spec: Spec, assembly: Assembly) -> Mapping[str, Runs]:
-    """Return how every component with weights runs, as the file says or as its class does by default."""
+    """Return how every component with weights runs, as the file says or as its class does by default.
+
+    One that was copied into another never does.
+    """
     names = [component.name for component in assembly.modules]
-    return {name: _runs(name, names, spec, assembly.facts) for name in names}
+    copied = {component.takes_in for component in assembly.modules}
+    runs = {name: _runs(name, names, spec, assembly.facts) for name in names}
+    return {name: Runs(0, each.tokens) if name in copied - {*spec.calls} else each for name, each in runs.items()}
 
 
 def _runs(name: str, names: list[str], spec: Spec, facts: PipelineFacts) -> Runs:

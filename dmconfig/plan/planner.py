@@ -17,7 +17,7 @@ from dmconfig.plan.fastest import Places
 from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Proof, Residency
 from dmconfig.plan.reasons import reason_of
-from dmconfig.plan.requests import refusal
+from dmconfig.plan.requests import Place, refusal
 from dmconfig.plan.task import Solution, Task
 from dmconfig.plan.uses import uses_of
 from dmconfig.resolve import Resolved
@@ -294,6 +294,21 @@ def _large_calls(task: Task) -> Iterator[str]:
         yield f"no room is kept for activations of {height} x {width}: about {about}; set reserve, or rehearse"
 
 
+def _not_split(choice: Mapping[str, Place], task: Task) -> Iterator[str]:
+    """What auto brings, and had no way to split."""
+    for component in task.assembly.modules:
+        name, layout = component.name, task.layouts.get(component.name)
+        tried = task.usable and task.spec.may_split(name) and task.is_worth_a_split(name)
+        if not tried or choice[name].residency is Residency.ALWAYS:
+            continue
+        if "split" in component.refused:
+            yield f"{name} is not split: {component.refused['split']}"
+        elif layout is None:
+            yield f"{name} is not split: how its class lays it out is not known without building it"
+        elif not layout.can_split:
+            yield f"{name} is not split: its class does not say which of its modules stay whole (_no_split_modules)"
+
+
 def _notes(solution: Solution, task: Task) -> Iterator[str]:
     choice = solution.choice
     if not solution.proven:
@@ -309,18 +324,7 @@ def _notes(solution: Solution, task: Task) -> Iterator[str]:
     for name in task.spread_components:
         if not task.layouts[name].can_split:
             yield f"{name} is placed whole: its class does not say which of its modules stay whole (_no_split_modules)"
-    for name in task.names:
-        if (
-            task.spec.may_split(name)
-            and task.is_worth_a_split(name)
-            and task.usable
-            and choice[name].residency is not Residency.ALWAYS
-        ):
-            layout = task.layouts.get(name)
-            if layout is None:
-                yield f"{name} is not split: how its class lays it out is not known without building it"
-            elif not layout.can_split:
-                yield f"{name} is not split: its class does not say which of its modules stay whole (_no_split_modules)"
+    yield from _not_split(choice, task)
     if DISK in task.spec.max_memory and task.limits.budgets[DISK] and not _on_disk(solution):
         yield "max_memory.disk is not needed: nothing rests on disk"
     if task.spec.offload_folder is not None and not _written_bytes(solution, task):
