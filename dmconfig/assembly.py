@@ -206,7 +206,11 @@ def _unplaceable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator
     """What adapters are put on must be there; an image encoder that the file leaves out by name is left out."""
     names = [component.name for component in assembly.modules]
     without = [name for name, asked in spec.components.items() if asked is None]
-    yield from unplaceable_adapters(resolved, assembly.adapters, names, assembly.denoiser, without)
+    types = {slot.name: slot.types for slot in assembly.facts.slots}
+    image_encoder = next(iter(types.get("image_encoder", ())), "CLIPVisionModelWithProjection")
+    yield from unplaceable_adapters(
+        resolved, assembly.adapters, names, assembly.denoiser, without=without, image_encoder=image_encoder
+    )
 
 
 def _with_changes(assembly: Assembly) -> Assembly:
