@@ -65,6 +65,7 @@ PIPELINE = "pipeline"
 """What the pipeline of the file is called beside those of ``pipelines``."""
 DENOISER_NAMES = ("transformer", "unet", "prior", "decoder", "dit")
 """What diffusers calls the model that runs once per step, most usual first."""
+_MOTION_ADAPTER = "motion_adapter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,8 @@ class Component:
     pipeline's, with the weights of others. ``code``: its class is in code of its source, which the file grants.
     ``original_config``: its config is made from that of the model's authors, and ``folder`` is None.
     ``variant_required`` tells a variant asked for this component from one asked for the whole pipeline, which
-    components without such files do without. ``path`` is where the file speaks of it.
+    components without such files do without. ``path`` is where the file speaks of it. ``takes_in`` is another
+    component whose weights the pipeline's constructor copies into this one.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Component:
     quantization: QuantizationSpec | None = None
     parts: tuple[Component, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    takes_in: str | None = None
     config_source: Source | None = None
     shares_file: bool = False
     allows_pickle: bool = False
@@ -206,7 +209,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
     assemblers = [_Assembler(resolved, spec, source, file, index, each, path) for path, each in classes.items()]
     found, unfit = _components(assemblers)
     known = own_class_facts(code.files, code.class_name) if code else class_facts("diffusers", facts.class_name)
-    adapters, wrong = locate_adapters(resolved, spec, facts, known)
+    adapters, wrong = locate_adapters(resolved, spec, facts, known.ancestors if known else frozenset())
     assembly = Assembly(
         class_name=facts.class_name,
         source=source,
@@ -228,7 +231,11 @@ def _unplaceable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator
     """What adapters are put on must be there; an image encoder that the file leaves out by name is left out."""
     names = [component.name for component in assembly.modules]
     without = [name for name, asked in spec.components.items() if asked is None]
-    yield from unplaceable_adapters(resolved, assembly.adapters, names, assembly.denoiser, without)
+    types = {slot.name: slot.types for slot in assembly.facts.slots}
+    image_encoder = next(iter(types.get("image_encoder", ())), "CLIPVisionModelWithProjection")
+    yield from unplaceable_adapters(
+        resolved, assembly.adapters, names, assembly.denoiser, without=without, image_encoder=image_encoder
+    )
 
 
 def _with_changes(assembly: Assembly) -> Assembly:
@@ -239,7 +246,24 @@ def _with_changes(assembly: Assembly) -> Assembly:
         replace(each, refused={**each.refused, "disk": changed[each.name]}) if each.name in changed else each
         for each in assembly.components
     )
-    return replace(assembly, components=tuple(components))
+    return replace(assembly, components=tuple(_with_motion(components)))
+
+
+def _with_motion(components: Iterable[Component]) -> Iterator[Component]:
+    """The components, with a UNet for pictures that is to make films known as what it becomes.
+
+    Source: constructors of diffusers' AnimateDiff pipelines, which put a ``UNetMotionModel`` in its place, made of
+    copies of it and of the motion adapter (``from_unet2d``). That class does not say which of its modules stay whole.
+    """
+    components = [*components]
+    adapted = any(each.name == _MOTION_ADAPTER for each in components)
+    why = f"its pipeline makes another UNet of it and {_MOTION_ADAPTER}"
+    for each in components:
+        if adapted and each.name == "unet" and each.class_name == "UNet2DConditionModel":
+            refused = {**each.refused, "disk": f"{why}, which no file holds", "split": f"{why}, which stays whole"}
+            yield replace(each, takes_in=_MOTION_ADAPTER, refused=refused)
+        else:
+            yield each
 
 
 def _components(assemblers: Iterable[_Assembler]) -> tuple[dict[str, Component | None], list[Problem]]:
