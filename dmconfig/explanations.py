@@ -339,10 +339,10 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "custom_pipeline: {source: ./my_pipeline.py, ...}, where the file has two pipeline classes.",
         "Name the class as pipeline.class, or the right file. Code is read, not run, to know this.",
     ),
-    Code.BAD_ORIGINAL_CONFIG: _words(
+    Code.BAD_ORIGINAL_CONFIG: _file(
         "original_config is no YAML file of the model's authors, lacks what diffusers makes a config from, or stands "
         "beside weights whose class takes none.",
-        "components: {transformer: {source: ./flux.safetensors, original_config: ./v1-inference.yaml}}",
+        "  original_config: ./v1-inference.yaml\n",
         "Remove the line and name a folder or hub id as config; or download the file and name its path.",
     ),
     Code.PICKLE_NOT_TRUSTED: _words(

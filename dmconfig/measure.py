@@ -254,11 +254,12 @@ def config_of_authors(component: Component) -> Mapping[str, Any]:
     Raises: SourceError: it, or the file of weights, is not on this machine.
     """
     original, file = component.original_config, component.source.path
-    if original is None or original.values is None or file is None or component.source.is_pickle:
+    if original is None or original.values is None or file is None:
         what = f"the config of {component.name!r} ({component.class_name}) cannot be made here"
         why = "it is made from its original_config and the header of its weights, and not both are on this machine"
         raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, why=why, path=component.path)])
-    return mapped_config(original.values, read_single_file(file), component.facts.ancestors)
+    tensors = () if component.source.is_pickle else read_single_file(file)  # a pickle is not opened to look
+    return mapped_config(original.values, tensors, component.facts.ancestors)
 
 
 def _built_on_meta(component: Component, dtype: str) -> Any:

@@ -8,15 +8,13 @@ rehearsing, and runs these very texts.
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError
 from dmconfig.facts import (
@@ -44,6 +42,9 @@ from dmconfig.source import (
     read_json,
 )
 from dmconfig.spec import PipelineSpec, Spec
+
+if TYPE_CHECKING:  # what reads code is imported where there is some
+    import ast
 
 CUSTOM_PIPELINE_FILE = "pipeline.py"
 """The file of a folder or repository that is named as ``custom_pipeline``, as diffusers calls it."""
@@ -419,6 +420,8 @@ def _imported(file: CodeFile) -> Iterator[tuple[str, bool]]:
 
     What is tried (``try: from .fast import attention``) may be missing; so may a name that is no module.
     """
+    import ast
+
     try:
         tree = ast.parse(file.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -444,6 +447,8 @@ def _base_of(file: CodeFile, node: ast.ImportFrom) -> list[str]:
 
 def _package(folder: Path, files: Mapping[str, CodeFile]) -> str:
     """A name that no other code has: of the folder and every text."""
+    import hashlib
+
     digest = hashlib.sha256(str(folder).encode(errors="surrogateescape"))
     for name, file in sorted(files.items()):
         digest.update(f"\0{name}\0{len(file.text)}\0".encode() + file.text)

@@ -137,6 +137,7 @@ def test_heavy_libraries_are_imported_where_they_are_needed(file: Path) -> None:
     [
         ["validate", *map(str, EXAMPLES)],
         ["plan", str(ROOT / "examples" / "digits.yaml")],
+        ["plan", str(ROOT / "tests" / "cases" / "valid" / "custom-pipeline.yaml")],
         ["plan", str(ROOT / "examples" / "flux-24gib.yaml"), "--gpus", "24GiB", "--ram", "64GiB"],
         ["plan", str(ROOT / "examples" / "flux-24gib.yaml"), "--machine", "rtx-4090"],
         ["machine"],

@@ -14,6 +14,7 @@ import torch
 import yaml
 from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from huggingface_hub import constants
+from safetensors.torch import load_file
 
 import dmconfig
 from dmconfig import DMConfigError, load_from_yaml, plan_from_yaml
@@ -128,6 +129,20 @@ def test_a_component_has_the_config_of_its_authors(made: Path, spec: Callable[[s
     checked, machine = check_file(spec(text)), inventory([1])
     script = Script(resolved=checked.resolved, spec=checked.spec, assembly=checked.assembly)
     assert rehearse(script, plan_for(checked, machine), machine, Settings()).failure is None
+
+
+def test_an_old_pickle_with_the_config_of_its_authors_is_loaded(
+    made: Path, tmp_path: Path, spec: Callable[[str], Path]
+) -> None:
+    """As models were published once: the size of the plan is that of the config, for the pickle is not looked into."""
+    torch.save({"state_dict": load_file(made / "model.safetensors")}, tmp_path / "old.ckpt")
+    unet = "source: ./old.ckpt, original_config: ./v1.yaml, allow_pickle: saved by this test, dtype: float32"
+    file = spec(f"pipeline: {{source: ./other}}\ncomponents: {{unet: {{{unet}}}}}\n")
+    loaded = load_from_yaml(file).unet
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.state_dict().values())
+    assert assignment(plan_from_yaml(file), "unet").nbytes == nbytes
+    expected = UNet2DConditionModel.from_pretrained(made / "sd" / "unet").state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import py_compile
 import shutil
 import sys
@@ -17,15 +18,18 @@ from diffusers import DiffusionPipeline
 from diffusers.utils import dynamic_modules_utils
 from huggingface_hub import constants
 from transformers import AutoModel, AutoTokenizer, dynamic_module_utils
+from typer.testing import CliRunner
 
 import dmconfig
 from dmconfig import DMConfigError, load_from_yaml, plan_from_yaml, to_spec
+from dmconfig.cli import app
 from dmconfig.errors import Code, Problem
 from dmconfig.load import check_file, plan_for
 from dmconfig.pinning import pin
 from dmconfig.rehearse import Script, Settings, rehearse
+from dmconfig.rehearse.apart import pickled
 from dmconfig.units import MIB
-from tests.conftest import inventory, only_problem
+from tests.conftest import EXAMPLES, inventory, only_problem
 from tests.loopback_hub import Hub, connected
 from tests.tiny_pipelines import call_arguments, draw, write_tiny
 from tests.virtual_devices import MakeMachine
@@ -73,6 +77,7 @@ class MyConfig(CLIPTextConfig):
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 CALL = "call: {prompt: a red fox, height: 32, width: 32, num_inference_steps: 2, output_type: np}\n"
+STYLED = "call: {style: bold}\n"
 LOCAL = "custom_pipeline: {source: ./code, trust_remote_code: written by this test}"
 GRANT = "trust_remote_code: written by this test"
 
@@ -409,6 +414,8 @@ def test_a_rehearsal_runs_code_that_is_granted(
     plan = plan_for(checked, machine)
     assert not owned.exists()
     script = Script(resolved=checked.resolved, spec=checked.spec, assembly=checked.assembly)
+    script = pickle.loads(pickled(script))  # noqa: S301 - where there are real accelerators, another process rehearses it
+    assert not owned.exists()
     rehearsal = rehearse(script, plan, machine, Settings())
     assert owned.is_dir()
     assert rehearsal.failure is None
@@ -418,10 +425,13 @@ def test_a_rehearsed_reserve_is_refused_where_code_would_run_for_a_plan(
     with_unet: Path, owned: Path, spec: Callable[[str], Path]
 ) -> None:
     """``plan`` never runs code, not even through the reserve."""
-    file = spec(f"pipeline: {{source: ./sd, {GRANT}}}\n")
+    text = f"pipeline: {{source: ./sd, {GRANT}}}\n"
+    file = spec(text)
     file.write_text(file.read_text().replace("reserve: 0", "reserve: rehearsed"))
     problem = problem_of(file)
     assert (problem.code, problem.path) == (Code.CONTRADICTION, ("reserve",))
+    result = CliRunner().invoke(app, ["plan", "--rehearse", "--gpus", "1GiB", str(spec(f"{text}{CALL}"))])
+    assert (result.exit_code, "would run code of ./sd" in result.output) == (2, True)
     assert not owned.exists()
 
 
@@ -452,6 +462,20 @@ def test_an_exported_spec_keeps_its_grants(
         "DimPipeline",
         "MyUNet",
     ]
+
+
+def test_the_pipeline_class_of_the_examples_runs(spec: Callable[[str], Path]) -> None:
+    """It is that of the recipes: the style is put behind the prompt."""
+    source = f"source: {EXAMPLES / 'digits' / 'pipeline'}"
+    styled = load_from_yaml(
+        spec(f"pipeline: {{{source}, custom_pipeline: {{source: {EXAMPLES / 'styled.py'}, {GRANT}}}}}\n{STYLED}")
+    )
+    plain = load_from_yaml(spec(f"pipeline: {{{source}}}\n"))
+    drawn = [
+        pipe(prompt, num_inference_steps=2, output_type="np", generator=torch.Generator().manual_seed(0)).images
+        for pipe, prompt in ((styled, "seven"), (plain, "seven bold"))
+    ]
+    assert np.array_equal(*drawn)
 
 
 # What cannot be used
