@@ -147,6 +147,7 @@ def test_heavy_libraries_are_imported_where_they_are_needed(file: Path) -> None:
     ids=[
         "validate",
         "plan weights on disk",
+        "plan code of its own",
         "plan from the catalogue",
         "plan for a machine",
         "machine",
