@@ -98,7 +98,8 @@ def test_every_key_of_the_models_is_documented() -> None:
     assert [path for path, doc in docs.items() if doc.default is None] == [
         "version", "pipeline", "pipeline.source", "pipeline.custom_pipeline.source",
         "components.<component>.cache.class", "quantization.<component>.quant_backend", "adapters.lora[].source",
-        "adapters.textual_inversion[].source", "adapters.ip_adapter[].source", "pipelines.<name>.class", "device_map.<component>.execution",
+        "adapters.textual_inversion[].source", "adapters.ip_adapter[].source", "pipelines.<name>.class",
+        "device_map.<component>.execution",
     ]  # fmt: skip
 
 
