@@ -342,6 +342,20 @@ def test_files_of_code_are_run_as_they_were_read_and_no_others(
     assert [each for each in tmp_path.rglob("*.pyc") if each != cached] == []
 
 
+def test_a_file_that_was_not_told_of_is_not_run(
+    sd: Path, code: Path, tmp_path: Path, spec: Callable[[str], Path]
+) -> None:
+    """A module that only running names is not found, although it lies in the folder of what is trusted."""
+    (code / "hidden.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'hidden')!r})\n")
+    file = code / "pipeline.py"
+    file.write_text(f"from importlib import import_module\nimport_module('.hidden', __package__)\n{file.read_text()}")
+    with pytest.raises(DMConfigError) as caught:
+        load_from_yaml(spec(f"pipeline: {{source: ./sd, {LOCAL}}}\n"))
+    problem = only_problem(caught.value)
+    assert (problem.code, "ModuleNotFoundError" in problem.what) == (Code.COMPONENT_NOT_LOADED, True)
+    assert not (tmp_path / "hidden").exists()
+
+
 def test_a_component_s_code_runs_and_is_placed(
     with_unet: Path,
     owned: Path,
