@@ -151,7 +151,7 @@ def _is_hidden(resolved: Resolved, path: ConfigPath, value: Any) -> bool:
 def _is_path(path: ConfigPath, value: Any) -> bool:
     """Whether a value is a path that starts in the folder of the file that says it."""
     match path:
-        case ("pipeline" | "components", *_, "source" | "original_config"):
+        case ("pipeline" | "components", *_, "source" | "config" | "original_config"):
             return isinstance(value, str) and is_local(value)
         case ("offload_folder",):
             return isinstance(value, str)

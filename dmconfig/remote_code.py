@@ -117,7 +117,7 @@ def granted(resolved: Resolved, asking: Asking, source: Source, module: str, rea
     if asking.reason is None:
         raise SpecError([_not_granted(resolved, asking, source, module, read)])
     if os.environ.get(_FORBIDS, "").upper() in _YES:
-        what = f"{asking.who}, is code of its source, {source.text}"
+        what = f"{asking.who} is code of its source, {source.text}"
         why, fix = f"{_FORBIDS} is set, which forbids it on this machine", f"unset it, {asking.otherwise}"
         raise SpecError([resolved.problem(Code.CODE_NOT_TRUSTED, asking.grant, what, why=why, fix=fix)])
     require_commit(resolved, asking, source)

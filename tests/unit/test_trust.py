@@ -15,6 +15,7 @@ import pytest
 from dmconfig.check import check, check_weights
 from dmconfig.document import parse_document
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError
+from dmconfig.provenance import config_data
 from dmconfig.resolve import resolve
 from dmconfig.source import MAX_JSON_BYTES, Source, is_within, read_index, read_json
 from dmconfig.spec import validate_spec
@@ -349,3 +350,25 @@ def test_a_token_in_a_spec_or_an_override_is_in_no_error(copied: Path, tmp_path:
         assert TOKEN not in str(DMConfigError(found)), text
     (problem,) = problems_of(tmp_path, f"pipeline: {{source: ./pipeline, token: {TOKEN}}}")
     assert problem.fix == "leave it out: a spec holds no secrets; set HF_TOKEN in the environment"
+
+
+# Written elsewhere
+
+
+def test_paths_of_a_spec_written_elsewhere_lead_where_they_led(tmp_path: Path) -> None:
+    """Of sources, configs and code alike; hub ids stay as they are."""
+    text = (
+        "pipeline: {source: ./a.safetensors, config: ./b, original_config: ./c.yaml,"
+        " custom_pipeline: {source: ./d.py}}\n"
+        "components: {vae: {source: ./e, config: org/f}, controlnet: [{source: ./g, original_config: ./h.yaml}]}\n"
+    )
+    resolved = resolve(parse_document(f"version: 1\n{text}", name="pipe.yaml", folder=tmp_path / "specs"))
+    data = config_data(resolved, tmp_path)
+    assert data["pipeline"] == {
+        "source": "./specs/a.safetensors", "config": "./specs/b", "original_config": "./specs/c.yaml",
+        "custom_pipeline": {"source": "./specs/d.py"},
+    }  # fmt: skip
+    assert data["components"] == {
+        "vae": {"source": "./specs/e", "config": "org/f"},
+        "controlnet": [{"source": "./specs/g", "original_config": "./specs/h.yaml"}],
+    }
