@@ -389,8 +389,10 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, Dif
             for pipe in pipes:
                 undo.callback(unload, pipe)
             apply_after_placing(checked.resolved, pipes, checked.assembly)
+            from dmconfig.export.remembered import loaded_as
+
             for name, pipe in zip(names, pipes, strict=True):  # for to_spec: what cannot be seen on a pipeline
-                pipe._loaded_as = (checked.resolved, name)
+                pipe._loaded_as = loaded_as(pipe, name, checked.resolved, checked.spec, checked.assembly)
         undo.pop_all()
     return dict(zip(names, pipes, strict=True))
 

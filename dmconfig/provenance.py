@@ -151,7 +151,12 @@ def _is_hidden(resolved: Resolved, path: ConfigPath, value: Any) -> bool:
 def _is_path(path: ConfigPath, value: Any) -> bool:
     """Whether a value is a path that starts in the folder of the file that says it."""
     match path:
-        case ("pipeline", "source") | ("components", _, "source"):
+        case (
+            ("pipeline", "source" | "config")
+            | ("components", _, "source" | "config")
+            | ("components", _, int(), "source" | "config")
+            | ("adapters", _, int(), "source")
+        ):
             return isinstance(value, str) and is_local(value)
         case ("offload_folder",):
             return isinstance(value, str)
