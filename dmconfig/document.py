@@ -22,6 +22,7 @@ from yaml import events
 from dmconfig.errors import Code, DocumentError, Edit, Problem
 from dmconfig.hints import plain_word
 from dmconfig.paths import ROOT, ConfigPath, Location, lines_of
+from dmconfig.secrets import HIDDEN, is_secret_key
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -338,6 +339,10 @@ class _Builder:
         refusal = refused_scalar(text)
         if refusal is None:
             return parse_scalar(text)
+        if is_secret_key(path) and not is_key:
+            what = refusal.what.replace(text, HIDDEN, 1)
+            self._problem(event, refusal.code, what, "quote it, or write it as a variable: ${NAME}", path)
+            return parse_scalar("" if refusal.code is Code.TOO_LARGE else text)
         meant = None if is_key or refusal.code is Code.TOO_LARGE else plain_word(path, text)
         edits = () if meant is None else (Edit(location=self._location(event), old=text, new=meant),)
         fix = refusal.fix if meant is None else f"{'write' if meant.isalpha() else 'quote it:'} {meant}"

@@ -279,6 +279,11 @@ def plain_word(path: ConfigPath, text: str) -> str | None:
             return None
 
 
+def newer_version(noun: str, found: int, known: int) -> tuple[str, str]:
+    """Return what is said of a file whose version is newer than the one that is known, and what to do about it."""
+    return f"{noun} {found}; this dmconfig reads version {known}", "upgrade dmconfig: pip install --upgrade dmconfig"
+
+
 def call_hint(name: str) -> str | None:
     """Return the usual parameter of a pipeline's call that name is another word for, or None."""
     return _AS_CALL_ARGUMENT.get(name)

@@ -24,7 +24,7 @@ from dmconfig.devices import (
 )
 from dmconfig.errors import Code, Edit, Move, Problem, SpecError, nearest
 from dmconfig.hints import VALUE_HINTS, destination, key_hint, renamed_key
-from dmconfig.layers import FILE_KEYS
+from dmconfig.layers import FILE_KEYS, FILE_VERSION, OF_VERSION
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.units import (
@@ -57,7 +57,7 @@ from dmconfig.validation import (
     wrong_type,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = FILE_VERSION
 DEFAULT_RESERVE = 3 * GIB // 2
 """1.5 GiB: what decoding one 1024 px image takes in bfloat16 in every AutoencoderKL, more than most denoisers need."""
 REHEARSED = "rehearsed"
@@ -1027,7 +1027,7 @@ def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
 _SPEC_FILE = FileKind(
     model=Spec,
     version=SCHEMA_VERSION,
-    noun="this file is of schema version",
+    noun=OF_VERSION,
     beginning="'version: 1' and 'pipeline: {source: ./folder}'",
     sections=(Section(name="max_memory", read=parse_device), Section(name="reserve", read=parse_device)),
     translate=_translate,
