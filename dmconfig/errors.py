@@ -28,6 +28,7 @@ from dmconfig.secrets import redact
 
 if TYPE_CHECKING:
     from dmconfig.document import Document
+    from dmconfig.resolve import Resolved
 
 
 class Code(StrEnum):
@@ -190,7 +191,14 @@ class DocumentError(DMConfigError):
 
 
 class ResolveError(DMConfigError):
-    """An override cannot be applied, or two overrides contradict each other."""
+    """An override cannot be applied, layers contradict each other, or a variable is not set.
+
+    ``resolved`` is what the layers say all the same, where only single values are wrong, or None.
+    """
+
+    def __init__(self, problems: Iterable[Problem], resolved: Resolved | None = None) -> None:
+        super().__init__(problems)
+        self.resolved = resolved
 
 
 class SpecError(DMConfigError):

@@ -176,12 +176,13 @@ def _keys_of_files(claims: Iterable[Override]) -> Iterator[Problem]:
 def _resolved(tree: Node, environ: Mapping[str, str] | None, profiles: tuple[str, ...] = ()) -> Resolved:
     flattening = _Flattening(environ)
     data = flattening.data(tree, ROOT)
-    if flattening.problems:
-        raise ResolveError(flattening.problems)
     values, keys, templates = flattening.values, flattening.keys, flattening.templates
-    return Resolved(
+    resolved = Resolved(
         data=data, values=values, keys=keys, templates=templates, profiles=profiles, secrets=flattening.secrets
     )
+    if flattening.problems:
+        raise ResolveError(flattening.problems, resolved)
+    return resolved
 
 
 @dataclass(slots=True)
