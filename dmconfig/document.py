@@ -73,13 +73,6 @@ class Document:
     tags: Mapping[ConfigPath, str] = field(default_factory=dict, repr=False)
     quoted: Set[ConfigPath] = field(default=frozenset(), repr=False)
 
-    def locate(self, path: ConfigPath, *, key: bool = False) -> Location:
-        """Return where path's value (or its key) stands; for a path not in the file, its nearest ancestor."""
-        table = self.keys if key else self.values
-        while path and path not in table:
-            path, table = path[:-1], self.keys
-        return table.get(path, self.values[ROOT])
-
 
 def read_document(file: str | Path, *, name: str | None = None, tagged: bool = False) -> Document:
     """Return the document in a YAML file.
