@@ -270,11 +270,14 @@ def override_from_text(assignment: str, flag: str = "--set") -> Override:
     origin = f"{flag} {shown}"
     if not separator or not all(part.strip() for part in key.split(".")):
         fix = f"write {flag} device_map.unet=cuda:0"
-        raise ResolveError([_bad(f"{assignment!r} is not of the form key.path=value", origin, fix)])
+        raise ResolveError([_bad(f"{shown!r} is not of the form key.path=value", origin, fix)])
     try:
         value = parse_document(text, name=origin, folder=Path.cwd()).data
     except DocumentError as error:
-        raise ResolveError([_bad(problem.what, origin, problem.fix) for problem in error.problems]) from None
+        told = [(each.what, each.fix) for each in error.problems]
+        if shown != assignment:
+            told = [("its value cannot be read as YAML", f"quote it: {flag} \"{key}='...'\"")]
+        raise ResolveError([_bad(what, origin, fix) for what, fix in told]) from None
     return Override(path=_split(key.strip()), value=value, origin=origin, folder=Path.cwd())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dmconfig import secrets
-from dmconfig.errors import Code, DMConfigError, Edit, Move, Problem, SpecError
+from dmconfig.errors import Code, DMConfigError, Edit, Move, Problem, ResolveError, SpecError
 from dmconfig.load import check_file
 from dmconfig.paths import Location
 from dmconfig.render import problem_data
@@ -123,6 +123,10 @@ def test_a_short_secret_given_by_hand_is_not_in_its_origin() -> None:
     """The words of an override are shown as its place."""
     assert override_from_text("call.api_key=q7x").origin == "--set call.api_key=(secret)"
     assert override_from_text("call.prompt=q7x").origin == "--set call.prompt=q7x"
+    for assignment in ("call.api_key=0q7", "call.api_key=[q7x", "call..api_key=q7x"):
+        with pytest.raises(ResolveError) as caught:
+            override_from_text(assignment)
+        assert "q7" not in str(caught.value)
 
 
 def test_the_word_of_a_textual_inversion_is_no_secret() -> None:
