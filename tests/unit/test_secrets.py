@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -123,10 +124,10 @@ def test_a_short_secret_given_by_hand_is_not_in_its_origin() -> None:
     """The words of an override are shown as its place."""
     assert override_from_text("call.api_key=q7x").origin == "--set call.api_key=(secret)"
     assert override_from_text("call.prompt=q7x").origin == "--set call.prompt=q7x"
-    for assignment in ("call.api_key=0q7", "call.api_key=[q7x", "call..api_key=q7x"):
+    for assignment in ("call.api_key=0777", "call.api_key=[q7x", "call..api_key=q7x"):
         with pytest.raises(ResolveError) as caught:
             override_from_text(assignment)
-        assert "q7" not in str(caught.value)
+        assert not {"0777", "q7x"} & {*re.findall(r"\w+", str(caught.value))}
 
 
 def test_the_word_of_a_textual_inversion_is_no_secret() -> None:
