@@ -100,15 +100,20 @@ class ComponentSources:
 
         ``said`` is what the file that it was loaded from says of it.
         """
-        has_weights, known = isinstance(component, torch.nn.Module), self._known(name)
-        is_as_loaded = self.loaded is not None and self.loaded.has(name, component)
-        if has_weights and is_as_loaded and known is not None and known.is_single_file:
+        has_weights = isinstance(component, torch.nn.Module)
+        if has_weights and self._is_only_told_by_file(name, component):
             return {key: said[key] for key in _OF_SOURCE if key in said}
         keys = {} if self._is_listed(name, component) else {"class": type(component).__name__}
         if "Scheduler" in type(component).__name__ or hasattr(component, "set_timesteps"):
             return keys | self._scheduler(name, component)
         held = {key: said[key] for key in _HELD if key in said}
         return self._source(name, component, keys, has_weights=has_weights) | held
+
+    def _is_only_told_by_file(self, name: str, component: Any) -> bool:
+        """Whether a component is as it was loaded, from one file or made anew by its pipeline: it notes no folder."""
+        known = self._known(name)
+        is_as_loaded = self.loaded is not None and self.loaded.has(name, component)
+        return is_as_loaded and known is not None and (known.is_single_file or noted_home(component) is None)
 
     def _known(self, name: str) -> Component | None:
         """What was loaded under a name."""
