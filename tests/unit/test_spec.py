@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from dmconfig.errors import Code, Edit, Problem, SpecError
+from dmconfig.errors import Code, Edit, Problem, ResolveError, SpecError
 from dmconfig.paths import ConfigPath
-from dmconfig.spec import DEFAULT_RESERVE, DTYPES, STRATEGIES, PlacementSpec, Spec
+from dmconfig.resolve import as_read
+from dmconfig.spec import DEFAULT_RESERVE, DTYPES, STRATEGIES, PlacementSpec, Spec, validate_spec
 from dmconfig.units import GIB, Budget
-from tests.conftest import DIGITS, only_problem, spec_from
+from tests.conftest import DIGITS, document_from, only_problem, spec_from
 
 
 def refusals(text: str, overrides: dict[str, Any] | None = None) -> tuple[Problem, ...]:
@@ -120,7 +121,13 @@ def test_validate_spec_no_mapping_says_how_to_start(text: str, what: str) -> Non
 
 def test_validate_spec_newer_version_is_the_only_problem() -> None:
     """A file of the future fails on its version alone: its other keys may be right there."""
-    (problem,) = refusals("version: 2\nnewest_key: 1\nreserve: what\n")
+    text = "version: 2\nnewest_key: 1\nreserve: what\nprofiles: 3\n"
+    with pytest.raises(ResolveError) as layers:
+        spec_from(text)
+    with pytest.raises(SpecError) as caught:
+        validate_spec(as_read(document_from(text)))
+    (problem,) = caught.value.problems
+    assert layers.value.problems == (problem,)
     assert (problem.code, where(problem)) == (Code.UNSUPPORTED_VERSION, (1, 10))
     assert problem.what == "this file is of schema version 2; this dmconfig reads version 1"
 
