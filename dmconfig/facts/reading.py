@@ -51,6 +51,7 @@ def read_pipeline(sources: Sources, class_name: str) -> PipelineFacts | None:
         model_cpu_offload_seq=_offload_sequence(sources, source),
         exclude_from_cpu_offload=_names(sources, source, "_exclude_from_cpu_offload") or (),
         module=source.module.name,
+        connected=_connected(sources, source),
     )
 
 
@@ -195,6 +196,17 @@ def _offload_sequence(sources: Sources, source: ClassSource) -> tuple[str, ...] 
     except UnknownValueError:
         return None
     return tuple(text.split("->")) if isinstance(text, str) else None
+
+
+def _connected(sources: Sources, source: ClassSource) -> tuple[str, ...]:
+    """Return the prefixes of components that come from pipelines named in the model card of the pipeline's source."""
+    try:
+        if class_value(sources, source, "_load_connected_pipes") is not True:
+            return ()
+        found = sources.find("diffusers.pipelines.pipeline_loading_utils", "CONNECTED_PIPES_KEYS")
+        return tuple(evaluate(sources, found[0], found[1])) if found and isinstance(found[1], ast.expr) else ()
+    except UnknownValueError:
+        return ()
 
 
 def _split_parameters(sources: Sources, source: ClassSource) -> tuple[tuple[ComponentSlot, ...], tuple[str, ...]]:
