@@ -24,6 +24,7 @@ from dmconfig.facts import (
     fits,
     is_module_class,
     is_scheduler_class,
+    known_modular_pipelines,
     known_pipelines,
     known_schedulers,
     pipeline_facts,
@@ -34,10 +35,14 @@ from dmconfig.resolve import Resolved
 from dmconfig.source import (
     CONFIG_FILES,
     INDEX_FILE,
+    MODULAR_INDEX_FILE,
     NO_CODE,
     Entry,
     PipelineIndex,
+    Place,
     Source,
+    connected_pipeline,
+    is_hub_source,
     is_local,
     is_whole_pipeline,
     locate_source,
@@ -112,10 +117,23 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A component that the blocks of a modular pipeline make, of the class and with the values that the file gives.
+
+    ``class_name`` is None for the class that the blocks have.
+    """
+
+    name: str
+    class_name: str | None
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
     """A pipeline class and its components, in the order of its signature; ``absent`` are optional ones left out.
 
-    ``sharing`` are the other pipelines made of them; components that only those have come last.
+    ``sharing`` are the other pipelines made of them; components that only those have come last. ``made`` are those
+    that a modular pipeline makes itself and the file changes.
     """
 
     class_name: str
@@ -126,6 +144,7 @@ class Assembly:
     config: Mapping[str, Any]
     sharing: tuple[Sharing, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    made: tuple[Made, ...] = ()
 
     def facts_of(self, pipeline: str) -> PipelineFacts:
         """Return the facts of one of its pipelines: ``PIPELINE`` or the name of another."""
@@ -173,6 +192,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
     """
     source, file, index = _pipeline_source(resolved, spec)
     facts = _pipeline_class(resolved, spec, index)
+    index = _with_connected(resolved, spec, source, index, facts)
     sharing, problems = _sharing(resolved, spec)
     class_path: ConfigPath = ("pipeline", "class" if spec.pipeline.class_name else "source")
     classes: dict[ConfigPath, PipelineFacts] = {
@@ -182,6 +202,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
     problems += _unknown_components(resolved, spec, *classes.values())
     assemblers = [_Assembler(resolved, spec, source, file, index, each, path) for path, each in classes.items()]
     found, unfit = _components(assemblers)
+    made, unmade = _made(resolved, spec, facts)
     adapters, wrong = locate_adapters(resolved, spec, facts)
     assembly = Assembly(
         class_name=facts.class_name,
@@ -192,11 +213,12 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
         config={name: value for name, value in index.config.items() if name in facts.config_parameters},
         sharing=sharing,
         adapters=adapters,
+        made=made,
     )
     if not wrong:
         wrong = [*_unplaceable(resolved, spec, assembly)]
         assembly = _with_changes(assembly)
-    return assembly, (*problems, *unfit, *wrong)
+    return assembly, (*problems, *unfit, *unmade, *wrong)
 
 
 def _unplaceable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
@@ -236,6 +258,69 @@ def _components(assemblers: Iterable[_Assembler]) -> tuple[dict[str, Component |
     return found, problems
 
 
+def _is_made(facts: PipelineFacts, spec: Spec, name: str) -> bool:
+    """Tell whether a modular pipeline makes a component itself: its blocks do, and the file gives it no source."""
+    asked = spec.components.get(name)
+    return name in facts.made and not (isinstance(asked, ComponentSpec) and (asked.source or asked.subfolder))
+
+
+def _made(resolved: Resolved, spec: Spec, facts: PipelineFacts) -> tuple[tuple[Made, ...], list[Problem]]:
+    """Return what the file changes of the components that a modular pipeline makes itself, and what it may not."""
+    made: list[Made] = []
+    problems: list[Problem] = []
+    for name, asked in spec.components.items():
+        if not _is_made(facts, spec, name):
+            continue
+        slot = next(slot for slot in facts.slots if slot.name == name)
+        wrong = [*_unmakeable(resolved, slot, asked)]
+        if isinstance(asked, ComponentSpec) and not wrong:
+            made.append(Made(name=name, class_name=asked.class_name, config=asked.config_values or {}))
+        problems += wrong
+    return tuple(made), problems
+
+
+def _unmakeable(
+    resolved: Resolved, slot: ComponentSlot, asked: ComponentSpec | tuple[ComponentSpec, ...] | None
+) -> Iterator[Problem]:
+    """What blocks cannot make: nothing, several, another kind of thing, or one with values that its class has not."""
+    path: ConfigPath = ("components", slot.name)
+    if not isinstance(asked, ComponentSpec):
+        what = f"{slot.name!r} is made by the pipeline's blocks, which cannot do without it"
+        yield resolved.problem(Code.UNFIT_FOR_MODULAR, path, what, fix="remove the line", key=True)
+        return
+    for key in asked.model_fields_set - {"class_name", "config"}:
+        what = f"{slot.name!r} is made by the pipeline's blocks and loaded from nowhere, so {key} means nothing for it"
+        fix = "remove the line, or give it a source; class and config change what is made"
+        yield resolved.problem(Code.UNFIT_FOR_MODULAR, (*path, key), what, fix=fix, key=True)
+    name = asked.class_name or next(iter(slot.types), "")
+    facts = class_facts("diffusers", name)
+    if facts is None or "ConfigMixin" not in facts.ancestors:
+        what = f"diffusers makes no {name!r} of values in a config"
+        yield resolved.problem(Code.UNFIT_FOR_MODULAR, path, what, fix=f"give components.{slot.name} a source")
+    else:
+        yield from unknown_config_values(resolved, (*path, "config"), asked.config_values, facts)
+
+
+def left_out_notes(assembly: Assembly) -> Iterator[str]:
+    """Yield a remark on what a modular pipeline is loaded without: which of its parts a call needs, the call tells."""
+    names = [name for name in assembly.absent if name not in assembly.facts.made]
+    if assembly.facts.is_modular and names:
+        yield f"without {', '.join(names)}, for which the source names nothing: a call that needs one will fail"
+
+
+def unknown_config_values(
+    resolved: Resolved, path: ConfigPath, config: Mapping[str, Any] | None, facts: ClassFacts
+) -> Iterator[Problem]:
+    """Yield config values that a class does not know; upstream drops them in silence."""
+    known = facts.init_parameters
+    for key in config or ():
+        if key not in known:
+            meant = nearest(key, known)
+            what = f"{facts.class_name} has no config value {key!r}"
+            fix = f"did you mean {meant!r}?" if meant else f"it has: {', '.join(known)}"
+            yield resolved.problem(Code.UNKNOWN_KEY, (*path, key), what, fix=fix, key=True)
+
+
 def unknown_component(resolved: Resolved, path: ConfigPath, facts: PipelineFacts, *more: str) -> Problem:
     """Return the problem of a component name that the pipeline class does not have; ``more`` are other known words."""
     name = str(path[-1]).partition(".")[0]  # a key of a device map may name a part
@@ -258,7 +343,7 @@ def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, Source | N
         source = locate_source(asked.source, folder=folder, revision=asked.revision, local_only=local_only)
         file = source if source.file is not None else None
         home = source if file is None else _home_of(file, resolved, spec)
-        return home, file, read_index(home)
+        return home, file, read_index(home, modular=is_modular_class(asked.class_name))
     except SpecError:
         raise
     except DMConfigError as error:
@@ -309,20 +394,104 @@ def _needless_revision(resolved: Resolved, path: ConfigPath, source: str) -> Pro
 def _pipeline_class(resolved: Resolved, spec: Spec, index: PipelineIndex) -> PipelineFacts:
     asked = spec.pipeline.class_name
     name = asked or index.class_name
-    facts = pipeline_facts(name)
-    if facts is not None:
-        return facts
+    facts = pipeline_facts(name, index.blocks if name == index.class_name else None)
     path: ConfigPath = ("pipeline", "class") if asked else ("pipeline", "source")
-    why = "" if asked else f"{INDEX_FILE} of the source names it"
+    if facts is not None and (asked or index.blocks in (None, facts.blocks)):
+        return facts
+    if index.blocks is not None and not asked:
+        raise SpecError([_unknown_blocks(resolved, path, name, index.blocks, facts)])
+    why = "" if asked else f"{MODULAR_INDEX_FILE if is_modular_class(name) else INDEX_FILE} of the source names it"
     raise SpecError([_unknown_pipeline(resolved, path, name, why)])
 
 
 def _unknown_pipeline(resolved: Resolved, path: ConfigPath, name: str, why: str = "") -> Problem:
-    meant = nearest(name, known_pipelines(), cutoff=0.7)
+    known = known_modular_pipelines() if is_modular_class(name) else known_pipelines()
+    meant = nearest(name, known, cutoff=0.7)
     what = f"the installed diffusers has no pipeline class {name!r}"
     otherwise = "upgrade diffusers, or name another class" if why else "name a pipeline's class, or remove the line"
     fix = f"did you mean {meant!r}?" if meant else otherwise
     return resolved.problem(Code.UNKNOWN_CLASS, path, what, why=why, fix=fix)
+
+
+def _unknown_blocks(
+    resolved: Resolved, path: ConfigPath, name: str, blocks: str, facts: PipelineFacts | None
+) -> Problem:
+    """Blocks that cannot be had are not replaced by others without a word, as diffusers does."""
+    what = f"the blocks of this {name} are {blocks}, of which the installed diffusers has none"
+    why = "blocks that were put together in code are not in the folder"
+    otherwise = "name a modular pipeline of diffusers under pipeline.class, whose own blocks are used then"
+    fix = f"write class: {name} under pipeline, which takes its own, {facts.blocks}" if facts else otherwise
+    return resolved.problem(Code.UNFIT_FOR_MODULAR, path, what, why=why, fix=fix)
+
+
+def _with_connected(
+    resolved: Resolved, spec: Spec, source: Source, index: PipelineIndex, facts: PipelineFacts
+) -> PipelineIndex:
+    """Return the index with the components of the pipelines that the class is made of beside its own.
+
+    Raises: SpecError: one of them is needed and not named, or not there; or one is named that the class has not.
+    """
+    if unknown := [prefix for prefix in spec.pipeline.connected if prefix not in facts.connected]:
+        raise SpecError([_not_connected(resolved, facts, prefix) for prefix in unknown])
+    entries = dict(index.entries)
+    for prefix in facts.connected:
+        slots = [slot for slot in facts.slots if slot.name.startswith(f"{prefix}_")]
+        lacking = [slot for slot in slots if not slot.optional and not entries.get(slot.name)]
+        if prefix in spec.pipeline.connected or any(slot.name not in spec.components for slot in lacking):
+            entries |= _entries_of(resolved, spec, source, facts, prefix)
+    return replace(index, entries=entries)
+
+
+def _entries_of(
+    resolved: Resolved, spec: Spec, source: Source, facts: PipelineFacts, prefix: str
+) -> dict[str, Entry | None]:
+    """The components of a connected pipeline, under the names that they have here."""
+    place = connected_place(spec, source, prefix)
+    if place is None:
+        what = f"{facts.class_name} has a {prefix} pipeline, and where that comes from is not told"
+        why = f"neither by the file nor by the README.md of {spec.pipeline.source}"
+        fix = f"add pipeline.connected: {{{prefix}: {{source: ...}}}} with its folder or hub id"
+        raise SpecError([resolved.problem(Code.CONNECTED_NOT_TOLD, ("pipeline", "source"), what, why=why, fix=fix)])
+    path = place.path or ("pipeline", "source")
+    text, folder, local_only = place.source or "", resolved.folder_of(path), spec.pipeline.local_files_only
+    if place.path is None and not is_hub_source(text):
+        raise SpecError([_not_followed(resolved, f"the {prefix} pipeline", text, f"pipeline.connected.{prefix}")])
+    if place.revision is not None and is_local(text):
+        raise SpecError([_needless_revision(resolved, (*path[:-1], "revision"), text)])
+    try:
+        there = read_index(locate_source(text, folder=folder, revision=place.revision, local_only=local_only))
+    except DMConfigError as error:
+        raise SpecError(resolved.located(error.problems, path)) from None
+    return {
+        f"{prefix}_{name}": replace(entry, place=replace(place, subfolder=name)) if entry else None
+        for name, entry in there.entries.items()
+    }
+
+
+def connected_place(spec: Spec, source: Source, prefix: str) -> Place | None:
+    """Return where a connected pipeline is: as the file names it, else as the source's model card does."""
+    asked = spec.pipeline.connected.get(prefix)
+    if asked is not None:
+        return Place(source=asked.source, revision=asked.revision, path=("pipeline", "connected", prefix, "source"))
+    named = connected_pipeline(source.folder, prefix) if source.folder is not None else None
+    return Place(source=named) if named else None
+
+
+def _not_connected(resolved: Resolved, facts: PipelineFacts, prefix: str) -> Problem:
+    what = f"{facts.class_name} has no connected pipeline {prefix!r}"
+    fix = f"it has: {', '.join(facts.connected)}" if facts.connected else "remove it, or name a class that has one"
+    return resolved.problem(Code.CONNECTED_NOT_TOLD, ("pipeline", "connected", prefix), what, fix=fix, key=True)
+
+
+def _not_followed(resolved: Resolved, what_is: str, text: str, key: str) -> Problem:
+    what = f"the pipeline's source has {what_is} at {text!r}, which is no hub id"
+    why = "a path in a pipeline's files is one of the machine that wrote them, and is not followed"
+    return resolved.problem(Code.OUTSIDE_SOURCE, ("pipeline", "source"), what, why=why, fix=f"give {key} a source")
+
+
+def is_modular_class(name: str | None) -> bool:
+    """Tell whether a name is one of a modular pipeline's class, by how diffusers names them."""
+    return name is not None and name.endswith("ModularPipeline")
 
 
 def _sharing(resolved: Resolved, spec: Spec) -> tuple[tuple[Sharing, ...], list[Problem]]:
@@ -396,6 +565,8 @@ class _Assembler:
         name = slot.name
         listed = self.index.entries.get(name)
         asked = self.spec.components.get(name)
+        if listed is None and _is_made(self.facts, self.spec, name):
+            return None
         left_out = name in self.spec.components and asked is None
         if left_out or (asked is None and listed is None):
             if not slot.optional:
@@ -412,18 +583,31 @@ class _Assembler:
         name = slot.name
         if listed is None and asked.source is None and not asked.subfolder:
             raise SpecError([self._nothing_listed(name)])
-        origin = self._origin(name, asked, listed)
+        place = listed.place if listed is not None and asked.source is None else None
+        placed = self._placed(asked, place)
+        origin = self._origin(name, placed, listed, place)
         entry = self._entry(name, asked, listed, origin)
         facts = class_facts(entry.library, entry.class_name)
         if facts is None:
             raise SpecError([self._unknown_class(slot, entry)])
-        if self.file is not None and asked.source is None and is_module_class(facts):
+        if self.file is not None and placed.source is None and is_module_class(facts):
             if not self._is_in_file(name, facts):
                 if slot.optional and asked == ComponentSpec():
                     return None  # as diffusers leaves the safety checker out
                 raise SpecError([self._not_in_file(name)])
             origin = _Origin(self.file, origin.folder, self.source, shares_file=True)
-        return self._component(name, asked, entry, facts, origin)
+        return self._component(name, placed, entry, facts, origin)
+
+    def _placed(self, asked: ComponentSpec, place: Place | None) -> ComponentSpec:
+        """What is asked of a component, with where the index has it; its own repository is the pipeline's source."""
+        if place is None:
+            return asked
+        is_here = place.path is None and place.source == self.source.hub_id and place.revision is None
+        source = None if is_here else place.source
+        given = {"source": source, "subfolder": place.subfolder, "variant": place.variant}
+        given |= {"revision": place.revision} if source else {}
+        update = {key: value for key, value in given.items() if value and getattr(asked, key) is None}
+        return asked.model_copy(update=update)
 
     def _component(
         self, name: str, asked: ComponentSpec, entry: Entry, facts: ClassFacts, origin: _Origin
@@ -546,13 +730,7 @@ class _Assembler:
             what = f"config values for {component.name!r} are not supported yet; only a scheduler takes them"
             yield self.resolved.problem(Code.NOT_SUPPORTED_YET, path, what, fix="remove them", key=True)
             return
-        known = component.facts.init_parameters
-        for key in component.config or ():
-            if key not in known:
-                meant = nearest(key, known)
-                what = f"{component.class_name} has no config value {key!r}"
-                fix = f"did you mean {meant!r}?" if meant else f"it has: {', '.join(known)}"
-                yield self.resolved.problem(Code.UNKNOWN_KEY, (*path, key), what, fix=fix, key=True)
+        yield from unknown_config_values(self.resolved, path, component.config, component.facts)
 
     def _holds_another_class(self, component: Component) -> bool:
         """Tell whether a diffusers model of one class is to be loaded from a folder of another.
@@ -568,9 +746,9 @@ class _Assembler:
             facts is not None and held not in component.facts.ancestors and component.class_name not in facts.ancestors
         )
 
-    def _origin(self, name: str, asked: ComponentSpec, listed: Entry | None) -> _Origin:
+    def _origin(self, name: str, asked: ComponentSpec, listed: Entry | None, place: Place | None) -> _Origin:
         """Return where a component comes from, and the folder with its config (None when only the hub has it)."""
-        source = self.source if asked.source is None else self._own_source(name, asked)
+        source = self.source if asked.source is None else self._own_source(name, asked, place)
         if source.file is not None:
             home = self._home(name, asked, listed)
             return _Origin(source, self._folder(name, asked, home), home)
@@ -606,11 +784,15 @@ class _Assembler:
         own = asked.local_files_only
         return self.spec.pipeline.local_files_only if own is None else own
 
-    def _own_source(self, name: str, asked: ComponentSpec) -> Source:
+    def _own_source(self, name: str, asked: ComponentSpec, place: Place | None) -> Source:
         path: ConfigPath = (*self._path(name), "source")
+        if place is not None:
+            path = place.path or ("pipeline", "source")
         text = asked.source or ""
+        if place is not None and place.path is None and not is_hub_source(text):
+            raise SpecError([_not_followed(self.resolved, repr(name), text, f"components.{name}")])
         if asked.revision is not None and is_local(text):
-            raise SpecError([_needless_revision(self.resolved, (*self._path(name), "revision"), text)])
+            raise SpecError([_needless_revision(self.resolved, (*path[:-1], "revision"), text)])
         try:
             folder, local_only = self.resolved.folder_of(path), self._local_only(asked)
             return locate_source(text, folder=folder, revision=asked.revision, local_only=local_only)
@@ -619,7 +801,8 @@ class _Assembler:
 
     def _entry(self, name: str, asked: ComponentSpec, listed: Entry | None, origin: _Origin) -> Entry:
         """Return library and class: as asked, else as the component's own config says, else as the pipeline says."""
-        elsewhere = asked.source is not None or asked.subfolder is not None
+        listed = listed if listed is not None and listed.class_name else None
+        elsewhere = asked.source is not None or asked.subfolder is not None or listed is None
         class_name = asked.class_name or (_class_at(name, origin) if elsewhere else None)
         if listed is not None and class_name in (None, listed.class_name):
             return listed

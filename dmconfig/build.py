@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dmconfig.adapters import apply_adapters, missing_peft
-from dmconfig.assembly import Assembly, Component, Sharing
+from dmconfig.assembly import Assembly, Component, Made, Sharing
 from dmconfig.errors import BuildError, Code, DispatchError
+from dmconfig.facts import PipelineFacts
 from dmconfig.garbage import gc_paused
-from dmconfig.loaders import class_of, load_module, load_other
+from dmconfig.loaders import class_of, load_module, load_other, make_pipeline
 from dmconfig.offload import OffloadFolder, resting_on_disk
 from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Plan
@@ -93,7 +95,7 @@ def _load(resolved: Resolved, component: Component, assignment: Assignment | Non
 
 def _construct(resolved: Resolved, assembly: Assembly, parts: Mapping[str, Any]) -> Any:
     own = {slot.name: parts[slot.name] for slot in assembly.facts.slots}
-    pipe = _pipeline(resolved, ("pipeline",), assembly.class_name, {**assembly.config, **own})
+    pipe = _pipeline(resolved, ("pipeline",), assembly.facts, own, settings=assembly.config, made=assembly.made)
     pipe.register_to_config(_name_or_path=str(assembly.source.folder))
     return pipe
 
@@ -101,16 +103,22 @@ def _construct(resolved: Resolved, assembly: Assembly, parts: Mapping[str, Any])
 def _share(resolved: Resolved, sharing: Sharing, parts: Mapping[str, Any]) -> Any:
     """One more pipeline on the same components."""
     own = {slot.name: parts[slot.name] for slot in sharing.facts.slots}
-    return _pipeline(resolved, ("pipelines", sharing.name), sharing.facts.class_name, own)
+    return _pipeline(resolved, ("pipelines", sharing.name), sharing.facts, own)
 
 
-def _pipeline(resolved: Resolved, path: ConfigPath, class_name: str, arguments: Mapping[str, Any]) -> Any:
-    import diffusers
-
+def _pipeline(
+    resolved: Resolved,
+    path: ConfigPath,
+    facts: PipelineFacts,
+    parts: Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    made: tuple[Made, ...] = (),
+) -> Any:
     try:
-        return getattr(diffusers, class_name)(**arguments)
+        return make_pipeline(facts, settings, parts, made)
     except Exception as error:
-        what = f"{class_name} refuses its components: {_sentence(error)}"
+        what = f"{facts.class_name} refuses its components: {_sentence(error)}"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, path, what)]) from error
 
 

@@ -23,6 +23,7 @@ from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT, STRATEGIES, GroupOffloadSpec, PlacementSpec, Spec
 from dmconfig.switches import unfit_switches
 from dmconfig.trust import (
+    moving_places,
     moving_revisions,
     needless_configs,
     needless_source_keys,
@@ -60,6 +61,7 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         raise SpecError([*problems, *error.problems]) from None
     problems.extend(unfit)
     for rule in (
+        moving_places,
         needless_configs,
         single_files,
         pickles,

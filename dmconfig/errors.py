@@ -81,6 +81,8 @@ class Code(StrEnum):
     INCOMPATIBLE_DTYPES = "DM314"
     CODE_NOT_TRUSTED = "DM315"
     PICKLE_NOT_TRUSTED = "DM316"
+    UNFIT_FOR_MODULAR = "DM319"
+    CONNECTED_NOT_TOLD = "DM320"
     # DM33x: what is put on components
     UNKNOWN_SWITCH = "DM330"
     PLACE_REFUSED = "DM331"

@@ -338,6 +338,19 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "Convert it to safetensors on a machine that may be lost, or write the reason why it may be opened: "
         "allow_pickle: our own export of 2022. torch's safe loader opens it all the same.",
     ),
+    Code.UNFIT_FOR_MODULAR: _words(
+        "A modular pipeline is made of blocks, which make some components themselves and leave others out. Its blocks "
+        "are none of the installed diffusers, or the file asks for what blocks do not take.",
+        "modular_model_index.json with _blocks_class_name: MyBlocks, a class of somebody's script.",
+        "Name a pipeline class of diffusers under pipeline.class, whose own blocks are then used, or remove the line "
+        "that the report names.",
+    ),
+    Code.CONNECTED_NOT_TOLD: _words(
+        "The class is made of several pipelines, and where one of them comes from is told neither by the file nor by "
+        "the source's README.md; or the file names one for a class that has none.",
+        "class: KandinskyV22CombinedPipeline, on a folder of the decoder that was copied without its README.md.",
+        "Name it: pipeline.connected: {prior: {source: kandinsky-community/kandinsky-2-2-prior}}.",
+    ),
     Code.INPUT_UNREADABLE: _words(
         "A picture, mask or film that the call is to have cannot be read from where the file says it is.",
         "call: {image: ./cat.png}, where there is no cat.png beside the file.",

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dmconfig.assembly import Component
+from dmconfig.assembly import Component, Made
 from dmconfig.checkpoint import loads_from_single_file, part_of, read_single_file
+from dmconfig.facts import PipelineFacts
 from dmconfig.footprint import fp32_patterns, kept_in_fp32
 from dmconfig.measure import component_weights, config_folder_of, stored_dtype
 from dmconfig.plan import Assignment
@@ -28,6 +29,35 @@ def class_of(component: Component) -> Any:
         return getattr(importlib.import_module(component.library), component.class_name)
     package = importlib.import_module(f"diffusers.pipelines.{component.library}")
     return getattr(package, component.class_name)
+
+
+def make_pipeline(facts: PipelineFacts, settings: Mapping[str, Any], parts: Mapping[str, Any], made: Any = ()) -> Any:
+    """Return a pipeline of its class on its components.
+
+    A modular pipeline makes those that its blocks make, and is given the others; ``made`` are those that it makes
+    otherwise than its blocks say (``assembly.Made``).
+    """
+    import diffusers
+
+    cls = getattr(diffusers, facts.class_name)
+    if facts.blocks is None:
+        return cls(**settings, **parts)
+    pipe = cls(blocks=getattr(diffusers, facts.blocks)(), modular_config_dict=dict(settings))
+    pipe.update_components(**{name: part for name, part in parts.items() if part is not None})
+    pipe.update_components(**{each.name: _made(pipe, each) for each in made})
+    return pipe
+
+
+def _made(pipe: Any, made: Made) -> Any:
+    """A component that blocks make, of another class or with other values than theirs."""
+    import diffusers
+    from diffusers import ComponentSpec
+
+    there = getattr(pipe, made.name)
+    cls = getattr(diffusers, made.class_name) if made.class_name else type(there)
+    before = {name: value for name, value in there.config.items() if not name.startswith("_")}
+    config = {**before, **made.config} if cls is type(there) else dict(made.config)
+    return ComponentSpec(made.name, cls, config=config, default_creation_method="from_config").create()
 
 
 def load_other(cls: Any, component: Component) -> Any:

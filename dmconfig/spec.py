@@ -226,6 +226,16 @@ ComponentConfig = Annotated[
 ]
 
 
+class ConnectedSpec(Model):
+    """A pipeline that is part of another: where its components come from."""
+
+    source: str = Field(
+        description="Folder or hub id of the connected pipeline, written as pipeline.source.",
+        examples=["kandinsky-community/kandinsky-2-2-prior", "./models/prior"],
+    )
+    revision: str | None = Field(None, description=REVISION, examples=[COMMIT])
+
+
 class PipelineSpec(Model):
     """The pipeline: where it comes from and what holds for all of its components."""
 
@@ -252,6 +262,12 @@ class PipelineSpec(Model):
         alias="class",
         description="Pipeline class of diffusers. Default: the one the source names.",
         examples=["StableDiffusionXLPipeline"],
+    )
+    connected: dict[str, ConnectedSpec] = Field(
+        {},
+        description="For a class that is made of several pipelines, such as KandinskyV22CombinedPipeline: where the "
+        "others come from, by the prefix of their components (prior). Default: as the source's README.md says.",
+        examples=[{"prior": {"source": "kandinsky-community/kandinsky-2-2-prior"}}],
     )
     variant: str | None = Field(
         None, description="Weights variant, e.g. fp16 for model.fp16.safetensors.", examples=["fp16"]

@@ -36,6 +36,9 @@ def hub_references(spec: Spec) -> Iterator[tuple[ConfigPath, str, str | None]]:
         ):
             if text is not None and not is_local(text):
                 yield (*path, key), text, revision
+    for prefix, connected in spec.pipeline.connected.items():
+        if not is_local(connected.source):
+            yield ("pipeline", "connected", prefix, "source"), connected.source, connected.revision
     for path, adapter in spec.adapters.all:
         if not is_local(adapter.source):
             yield (*path, "source"), adapter.source, adapter.revision
@@ -65,9 +68,32 @@ def moving_revisions(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
             yield resolved.problem(Code.MOVING_REVISION, path, what, fix=_PIN)
 
 
-def unpinned(spec: Spec) -> Iterator[str]:
+def moving_places(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """What holds for the sources that the file names holds for those that an index or a model card names."""
+    for component in _placed_by_index(spec, assembly):
+        source, name = component.source, component.name
+        if spec.allow_moving_revision or (source.revision is None and spec.allow_moving_revision is None):
+            continue
+        at = f"revision {source.revision} of {source.text}" if source.revision else source.text
+        what = f"the pipeline's source has {name!r} in {at}, which is no commit, so what it names may change"
+        fix = f"give components.{name} that source, with a subfolder and a revision, or add allow_moving_revision: true"
+        yield resolved.problem(Code.MOVING_REVISION, component.path, what, fix=fix)
+
+
+def _placed_by_index(spec: Spec, assembly: Assembly) -> Iterator[Component]:
+    """Components in repositories of the hub that the file does not name, at no commit."""
+    named = {text for _, text, _ in hub_references(spec)}
+    for component in assembly.loaded:
+        source = component.source
+        is_told = source is assembly.source or source.text in named or component.is_single_file
+        if source.hub_id is not None and not is_told and not is_commit(source.revision):
+            yield component
+
+
+def unpinned(spec: Spec, assembly: Assembly) -> Iterator[str]:
     """Yield a remark on hub ids without a revision, where the spec does not say that they may move."""
     texts = dict.fromkeys(text for _, text, revision in hub_references(spec) if revision is None)
+    texts |= dict.fromkeys(each.source.text for each in _placed_by_index(spec, assembly))
     if texts and spec.allow_moving_revision is None:
         named = ", ".join(texts)
         yield f"not pinned, so what it names may change: {named} (dmconfig pin writes the commit into the file)"

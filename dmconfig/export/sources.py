@@ -54,16 +54,28 @@ def home_of(text: str) -> Home | None:
 
 def noted_home(component: Any) -> Home | None:
     """Return where a component says that it came from."""
+    if (told := _loaded_from(component)) is not None:
+        return told
     config = getattr(component, "config", None)
     noted = config.get("_name_or_path") if isinstance(config, Mapping) else getattr(config, "_name_or_path", None)
     text = noted or getattr(component, "name_or_path", None)
     return home_of(os.fspath(text)) if isinstance(text, (str, os.PathLike)) and text else None
 
 
-def index_of(home: Home) -> PipelineIndex | None:
+def _loaded_from(component: Any) -> Home | None:
+    """Where a modular pipeline of diffusers has loaded a component from: source, subfolder, variant and revision."""
+    told = getattr(component, "_diffusers_load_id", None)
+    if not isinstance(told, str) or told.count("|") != 3:
+        return None
+    text, subfolder, _, revision = (None if part == "null" else part for part in told.split("|"))
+    folder = Path(text) if text and Path(text).is_dir() else find_snapshot(text, revision) if text else None
+    return home_of(str(folder / (subfolder or ""))) if folder is not None else None
+
+
+def index_of(home: Home, *, modular: bool = False) -> PipelineIndex | None:
     """Return what the pipeline at home lists; None where it is no pipeline."""
     try:
-        return read_index(Source(text=str(home.folder), folder=home.folder))
+        return read_index(Source(text=str(home.folder), folder=home.folder), modular=modular)
     except SourceError:
         return None
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dmconfig.assembly import DENOISER_NAMES, PIPELINE
+from dmconfig.export.modular import blocks_make, changes_of_made, is_modular, unknown_blocks
 from dmconfig.export.places import Entry, places_of
 from dmconfig.export.sources import ComponentSources, Home, home_of, index_of, only_variant
 from dmconfig.facts import pipeline_facts
@@ -62,15 +63,15 @@ def to_spec(pipe: Any, folder: str | Path | None = None) -> Export:
     beside = Path(folder).absolute() if folder is not None else None
     unknown: list[str] = []
     modules = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
-    noted = pipe.config.get("_name_or_path")
+    noted = pipe.config.get("_name_or_path") or getattr(pipe, "_pretrained_model_name_or_path", None)
     home = home_of(os.fspath(noted)) if noted else None
-    index = index_of(home) if home else None
+    index = index_of(home, modular=is_modular(pipe)) if home else None
     places = places_of(pipe, modules)
     dtypes = {name: dtype for name, module in modules.items() if (dtype := dtype_of(module)) is not None}
     dtype = _usual(modules, dtypes)
     written = _written(pipe, beside)
     variant = written.get("pipeline", {}).get("variant") or _variant(home, modules, unknown)
-    unknown.extend([*places.unknown, *_settings(pipe, index), *_adapters(pipe)])
+    unknown.extend([*places.unknown, *unknown_blocks(pipe, index), *_settings(pipe, index), *_adapters(pipe)])
     parts = written.get("components", {})
     sources = ComponentSources(pipeline=home, index=index, beside=beside, written=parts, unknown=unknown)
     told = {"variant": variant, "dtype": dtype}
@@ -117,8 +118,11 @@ def _pipeline(pipe: Any, home: Home | None, index: PipelineIndex | None, beside:
 def _components(
     pipe: Any, sources: ComponentSources, index: PipelineIndex | None, dtypes: Mapping[str, str]
 ) -> dict[str, Any]:
-    sections: dict[str, Any] = {}
+    made = blocks_make(pipe)
+    sections: dict[str, Any] = changes_of_made(pipe, made)
     for name, component in pipe.components.items():
+        if name in made and component is not None:
+            continue
         if component is None:
             if index is not None and index.entries.get(name) is not None:
                 sections[name] = None
@@ -178,7 +182,7 @@ def _written(pipe: Any, beside: Path | None) -> dict[str, Any]:
     data = config_data(resolved, beside)
     if name == PIPELINE:
         return data
-    facts = pipeline_facts(type(pipe).__name__)
+    facts = pipeline_facts(type(pipe).__name__, pipe.config.get("_blocks_class_name"))
     taken = {SEED, *(parameter.name for parameter in facts.call)} if facts else set()
     first = {key: value for key, value in data.get("call", {}).items() if key in taken}
     return data | {"pipelines": {}, "call": first | data["pipelines"][name].get("call", {})}

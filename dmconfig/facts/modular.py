@@ -79,7 +79,7 @@ def read_modular(sources: Sources, class_name: str, blocks: str | None, library:
         class_name=class_name,
         slots=tuple(ComponentSlot(name, part.types, optional=True) for name, part in parts.items()),
         config_parameters=tuple(dict.fromkeys(block.settings)),
-        call=(*_each_once(block.inputs), CallParameter("output", required=False, default=None)),
+        call=tuple(_to_be_given(_each_once(block.inputs), block.outputs)),
         accepts_any_call_argument=False,
         model_cpu_offload_seq=_last_uses(sources, block_source, modules),
         exclude_from_cpu_offload=(),
@@ -87,6 +87,16 @@ def read_modular(sources: Sources, class_name: str, blocks: str | None, library:
         blocks=block_source.node.name,
         made=tuple(name for name, part in parts.items() if part.is_made),
     )
+
+
+def _to_be_given(inputs: Iterable[CallParameter], outputs: Iterable[str]) -> Iterator[CallParameter]:
+    """Yield inputs, required where the caller has to give them: what some block makes, or has a default, need not be.
+
+    Upstream's own mark on the whole says what any of its blocks requires, of what another has made too.
+    """
+    made = frozenset(outputs)
+    for each in inputs:
+        yield replace(each, required=each.required and each.default is None and each.name not in made)
 
 
 def _each_part_once(parts: Iterable[_Part]) -> dict[str, _Part]:

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from dmconfig.assembly import Assembly, Component
+from dmconfig.assembly import Assembly, Component, connected_place
 from dmconfig.catalog import find_pipeline
 from dmconfig.checkpoint import pipeline_told_by, read_single_file
 from dmconfig.errors import Code, DMConfigError, Problem
+from dmconfig.facts import pipeline_facts
 from dmconfig.fetch.adapters import fetch_adapters
 from dmconfig.fetch.failures import (
     FailedError,
@@ -58,7 +59,19 @@ from dmconfig.fetch.repository import (
 from dmconfig.paths import ConfigPath
 from dmconfig.progress import Progress
 from dmconfig.resolve import Resolved
-from dmconfig.source import CONFIG_FILES, INDEX_FILE, find_snapshot, hub_cache, locate_source
+from dmconfig.source import (
+    BLOCKS_FILE,
+    CONFIG_FILES,
+    INDEX_FILE,
+    INDEX_FILES,
+    MODEL_CARD,
+    Source,
+    find_snapshot,
+    hub_cache,
+    is_hub_source,
+    locate_source,
+    read_index,
+)
 from dmconfig.spec import Spec
 from dmconfig.units import format_bytes
 
@@ -133,10 +146,11 @@ def fetch_indexes(resolved: Resolved, spec: Spec) -> None:
 
     Raises: BuildError: as ``fetch_index``; one problem per repository, each at its place in the file.
     """
-    steps = [*_index_steps(resolved, spec), *_config_steps(resolved, spec)]
-    _, failures = collect(lambda step: step(), steps)
-    if failures:
-        raise build_error(failures, resolved)
+    for steps in (_index_steps, _config_steps), (_connected_steps,):  # what is connected is told by the first index
+        todo = [step for kind in steps for step in kind(resolved, spec)]
+        _, failures = collect(lambda step: step(), todo)
+        if failures:
+            raise build_error(failures, resolved)
 
 
 def commits_of(
@@ -183,7 +197,7 @@ def _select(repository: Repository) -> Selection:
 
 
 def _files_of(repository: Repository, files: Sequence[str]) -> tuple[str, ...]:
-    chosen = {INDEX_FILE} & set(files)
+    chosen = set(_indexes_among(files))
     if repository.is_pipeline and not chosen:
         raise FailedError(not_a_pipeline(repository))
     for component in repository.components:
@@ -273,6 +287,44 @@ def _index_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]
             yield functools.partial(_bring_index, replace(repository, is_pipeline=True))
 
 
+def _connected_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
+    """Bring the indexes of the pipelines that the class is made of: those that the file names, or the model card."""
+    asked = spec.pipeline
+    try:
+        folder = resolved.folder_of(("pipeline", "source"))
+        source = locate_source(asked.source, folder=folder, revision=asked.revision)
+        facts = pipeline_facts(asked.class_name or read_index(source).class_name)
+    except DMConfigError:
+        return  # checking tells
+    for prefix in facts.connected if facts is not None else ():
+        yield functools.partial(_bring_connected, resolved, spec, source, prefix)
+
+
+def _bring_connected(resolved: Resolved, spec: Spec, source: Source, prefix: str) -> None:
+    local_only = spec.pipeline.local_files_only
+    if prefix not in spec.pipeline.connected and source.hub_id is not None:
+        _bring_card(Repository(hub_id=source.hub_id, revision=source.revision, local_only=local_only))
+    source = replace(source, folder=source.folder or find_snapshot(source.hub_id or "", source.revision))
+    place = connected_place(spec, source, prefix)
+    if place is None or place.source is None or not is_hub_source(place.source):
+        return
+    path = place.path or ("pipeline", "source")
+    repository = _named(resolved, path, place.source, place.revision, local_only=local_only)
+    if repository is not None and find_pipeline(repository.hub_id) is None:
+        _bring_index(replace(repository, is_pipeline=True))
+
+
+def _bring_card(repository: Repository) -> None:
+    """Download the model card of a repository, where it has one, unless that is here."""
+    repository = replace(repository, path=("pipeline", "source"))
+    if repository.snapshot is not None and (repository.snapshot / MODEL_CARD).is_file():
+        return
+    listing = list_files(repository, repository.revision, [MODEL_CARD])
+    if MODEL_CARD in listing.files:
+        with no_bars():
+            download(_selection(repository, repository.revision, listing, (MODEL_CARD,)))
+
+
 def _home_of(resolved: Resolved, spec: Spec) -> tuple[ConfigPath, str | None, str | None]:
     """Where the pipeline's index is: its source, or, of a single file, its config as asked or as its weights tell."""
     asked, path = spec.pipeline, ("pipeline", "source")
@@ -318,10 +370,17 @@ def _bring_index(repository: Repository) -> None:
     if not lacks(repository):
         return
     listing = list_files(repository, repository.revision, [INDEX_FILE])
-    if INDEX_FILE not in listing.files:
+    indexes = _indexes_among(tuple(listing.files))
+    if not indexes:
         raise FailedError(not_a_pipeline(repository))
     with no_bars():
-        download(_selection(repository, repository.revision, listing, (INDEX_FILE,)))
+        download(_selection(repository, repository.revision, listing, indexes))
+
+
+def _indexes_among(files: Sequence[str]) -> tuple[str, ...]:
+    """The indexes of a pipeline, and where it names blocks of its own code; of none, nothing."""
+    indexes = tuple(name for name in INDEX_FILES if name in files)
+    return (*indexes, *(name for name in (BLOCKS_FILE,) if indexes and name in files))
 
 
 def _bring_config(repository: Repository, name: str, subfolder: str | None) -> None:
@@ -332,7 +391,7 @@ def _bring_config(repository: Repository, name: str, subfolder: str | None) -> N
     files = _configs_among(tuple(listing.files), name, subfolder)
     if not files:
         raise FailedError(no_config(repository, name))
-    index = (INDEX_FILE,) if INDEX_FILE in listing.files else ()
+    index = _indexes_among(tuple(listing.files))
     with no_bars():
         download(_selection(repository, repository.revision, listing, (*index, *files)))
 

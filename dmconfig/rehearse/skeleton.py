@@ -12,6 +12,7 @@ from dmconfig.adapters import apply_adapters
 from dmconfig.assembly import Assembly, Component
 from dmconfig.errors import BuildError, Code
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
+from dmconfig.loaders import make_pipeline
 from dmconfig.measure import config_folder_of
 from dmconfig.rehearse.quantised import quantised
 from dmconfig.rehearse.standins import stand_in_for
@@ -41,10 +42,8 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
 
 def _pipeline(assembly: Assembly, parts: Mapping[str, Any]) -> Any:
     """The pipeline of its parts, which learn nothing and show nothing."""
-    import diffusers
-
     with torch.device("meta"):  # some pipelines build modules of their own
-        pipe = getattr(diffusers, assembly.class_name)(**assembly.config, **parts)
+        pipe = make_pipeline(assembly.facts, assembly.config, parts, assembly.made)
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(requires_grad=False)
