@@ -7,6 +7,7 @@ of classes; it reads no weights, asks no machine, and imports neither torch nor 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +59,9 @@ PIPELINE = "pipeline"
 """What the pipeline of the file is called beside those of ``pipelines``."""
 DENOISER_NAMES = ("transformer", "unet", "prior", "decoder", "dit")
 """What diffusers calls the model that runs once per step, most usual first."""
+_ENCODING = ("text_encoder", "image_encoder", "text_encoder_2", "notes_encoder", "continuous_encoder", "vae_encoder")
+_DECODING = ("vae", "vq", "movq", "vocoder", "melgan")
+"""What components are called that run before the denoiser, and after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,15 +175,38 @@ class Assembly:
     def in_turn(self) -> tuple[str, ...]:
         """The components that run one after the other, each done before the next, as the class says of itself.
 
-        Others, such as a controlnet, run within another's phase. A class that says nothing runs all in turn.
+        Others, such as a controlnet, run within another's phase. A class that says nothing is taken to run all of
+        them, in ``assumed_order``.
         """
-        return self.facts.model_cpu_offload_seq or tuple(component.name for component in self.modules)
+        return self.facts.model_cpu_offload_seq or assumed_order(component.name for component in self.modules)
 
     @property
     def denoiser(self) -> str:
         """The component that runs once per step: its device is where latents and embeddings live."""
         names = [component.name for component in self.modules]
         return next((name for name in DENOISER_NAMES if name in names), names[-1] if names else "")
+
+
+def assumed_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return components in the order in which they are taken to run where their pipeline's class does not say.
+
+    A prior comes before what it is for; what encodes before the denoiser, and that before what decodes. Within these
+    they keep their order.
+    """
+
+    def rank(name: str) -> tuple[bool, int]:
+        own = name.removeprefix("prior_")
+        is_encoder = own.endswith(_ENCODING) or own.startswith(_ENCODING)
+        return not name.startswith("prior_"), 0 if is_encoder else 2 if own.startswith(_DECODING) else 1
+
+    return tuple(sorted(names, key=rank))
+
+
+def order_notes(assembly: Assembly) -> Iterator[str]:
+    """Yield a remark on the order of the components, where it is assumed."""
+    if assembly.facts.model_cpu_offload_seq is None and len(assembly.in_turn) > 1:
+        order = ", ".join(assembly.in_turn)
+        yield f"{assembly.class_name} does not say in which order its components run; taken to be: {order}"
 
 
 def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, ...]]:
@@ -516,9 +543,13 @@ def _unknown_components(resolved: Resolved, spec: Spec, *classes: PipelineFacts)
             yield unknown_component(resolved, ("components", name), classes[0], *known)
 
 
+_SEVERAL = re.compile(r"Multi[A-Z]")
+"""In the name of a class that wraps several models; ``MultilingualCLIP`` is one model."""
+
+
 def _wrappers(slot: ComponentSlot) -> tuple[str, ...]:
     """The classes of a slot that wrap several models of another of its classes: ``MultiControlNetModel``."""
-    return tuple(name for name in slot.types if "Multi" in name)
+    return tuple(name for name in slot.types if len(slot.types) > 1 and _SEVERAL.search(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import math
 import re
@@ -266,7 +267,7 @@ def build_on_meta(folder: Path, library: str, class_name: str, dtype: str) -> An
     """
     import torch
 
-    cls = getattr(_import_library(library), class_name)
+    cls = getattr(import_library(library), class_name)
     with _default_dtype(dtype), torch.device("meta"):
         if hasattr(cls, "load_config"):
             return cls.from_config(cls.load_config(str(folder)))
@@ -299,13 +300,20 @@ def quiet_imports() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _import_library(library: str) -> Any:
+def import_library(library: str) -> Any:
+    """Return the module that an index means by a library: one of the two, or a folder of diffusers' pipelines.
+
+    Raises: ImportError: there is no such module.
+
+    Source: diffusers pipelines/pipeline_loading_utils.py (get_class_obj_and_candidates): "stable_diffusion" is
+    diffusers.pipelines.stable_diffusion. What has moved to ``deprecated`` is looked up there too.
+    """
     quiet_imports()
-    # model_index.json names a pipeline's own module by its last part: "stable_diffusion" is
-    # diffusers.pipelines.stable_diffusion (diffusers pipeline_loading_utils.get_class_obj_and_candidates)
     if library in ("diffusers", "transformers"):
         return importlib.import_module(library)
-    return importlib.import_module(f"diffusers.pipelines.{library}")
+    places = (f"diffusers.pipelines.{library}", f"diffusers.pipelines.deprecated.{library}")
+    found = next((place for place in places if importlib.util.find_spec(place) is not None), places[0])
+    return importlib.import_module(found)
 
 
 @contextlib.contextmanager

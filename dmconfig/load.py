@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dmconfig.assembly import PIPELINE, Assembly, Component, left_out_notes
+from dmconfig.assembly import PIPELINE, Assembly, Component, left_out_notes, order_notes
 from dmconfig.check import check, check_weights
 from dmconfig.compatibility import dtype_notes
 from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
@@ -161,7 +161,7 @@ def plan_for(
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
     remarks = unpinned(spec, assembly) if to_load else ()
     own = (*variant_notes(assembly), *change_notes(assembly), *cast_notes(footprints), *dtype_notes(assembly))
-    notes = (*checked.notes, *left_out_notes(assembly), *own, *remarks)
+    notes = (*checked.notes, *left_out_notes(assembly), *order_notes(assembly), *own, *remarks)
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 

@@ -7,7 +7,6 @@ from a single file too. In which dtype is the plan's to say.
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from dmconfig.assembly import Component, Made
 from dmconfig.checkpoint import loads_from_single_file, part_of, read_single_file
 from dmconfig.facts import PipelineFacts
-from dmconfig.footprint import fp32_patterns, kept_in_fp32
+from dmconfig.footprint import fp32_patterns, import_library, kept_in_fp32
 from dmconfig.measure import component_weights, config_folder_of, stored_dtype
 from dmconfig.plan import Assignment
 from dmconfig.quantization import loads_on_accelerator, quantization_config
@@ -25,10 +24,7 @@ from dmconfig.weights import WeightFiles, weight_names
 
 def class_of(component: Component) -> Any:
     """Return the class of a component: of a library's public names, or of one of diffusers' pipeline packages."""
-    if component.library in ("diffusers", "transformers"):
-        return getattr(importlib.import_module(component.library), component.class_name)
-    package = importlib.import_module(f"diffusers.pipelines.{component.library}")
-    return getattr(package, component.class_name)
+    return getattr(import_library(component.library), component.class_name)
 
 
 def make_pipeline(facts: PipelineFacts, settings: Mapping[str, Any], parts: Mapping[str, Any], made: Any = ()) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dmconfig.errors import SourceError
+from dmconfig.footprint import import_library
 from dmconfig.provenance import as_written
 from dmconfig.source import PipelineIndex, Source, find_snapshot, read_index
 from dmconfig.weights import find_weights, variants_in
@@ -143,12 +144,7 @@ def _settings(scheduler: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_called(cls: type, library: str, class_name: str) -> bool:
     """Whether a library's name, also an old one that it still serves, stands for a class."""
-    import importlib
-
-    if cls.__name__ == class_name:
-        return True
-    package = library if library in ("diffusers", "transformers") else f"diffusers.pipelines.{library}"
-    return getattr(importlib.import_module(package), class_name, None) is cls
+    return cls.__name__ == class_name or getattr(import_library(library), class_name, None) is cls
 
 
 def _is_alike(component: Any, folder: Path | None) -> bool:

@@ -134,9 +134,13 @@ def _mentions(bases: str, names: set[str]) -> bool:
 
 
 def _find(sources: Sources, library: str, class_name: str) -> ClassSource | None:
-    """Return the class that diffusers would load; library may be a folder of its pipelines."""
+    """Return the class that diffusers would load; library may be a folder of its pipelines.
+
+    Folders that have moved to ``deprecated`` are found there: published indexes go on naming them.
+    """
     if library not in LIBRARIES:
-        return sources.find_class(f"diffusers.pipelines.{library}", class_name)
+        found = sources.find_class(f"diffusers.pipelines.{library}", class_name)
+        return found or sources.find_class(f"diffusers.pipelines.deprecated.{library}", class_name)
     found = sources.public_class(library, class_name)
     if found is None and library == "transformers":
         older = (sources.public_class(library, name) for name in _newer_names(sources, class_name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from dmconfig.adapters import apply_adapters
 from dmconfig.assembly import Assembly, Component
 from dmconfig.errors import BuildError, Code
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
-from dmconfig.loaders import make_pipeline
+from dmconfig.loaders import class_of, make_pipeline
 from dmconfig.measure import config_folder_of
 from dmconfig.rehearse.quantised import quantised
 from dmconfig.rehearse.standins import stand_in_for
@@ -85,8 +84,7 @@ def _whole(resolved: Resolved, component: Component, dtype: str) -> Any:
     """A component, or the wrapper of the models that are several in its place."""
     if not component.parts:
         return _module(resolved, component, dtype)
-    cls = getattr(importlib.import_module(component.library), component.class_name)
-    return cls([_module(resolved, part, dtype) for part in component.parts])
+    return class_of(component)([_module(resolved, part, dtype) for part in component.parts])
 
 
 def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
@@ -108,7 +106,7 @@ def _other(resolved: Resolved, component: Component, parts: Mapping[str, Any]) -
     """A scheduler, from its config; a tokenizer or processor, its own where its files are here."""
     folder = config_folder_of(component)
     try:
-        cls = getattr(importlib.import_module(component.library), component.class_name)
+        cls = class_of(component)
         if folder is not None and hasattr(cls, "from_config"):
             return cls.from_config({**cls.load_config(str(folder)), **(component.config or {})}), False
         if component.folder is not None:

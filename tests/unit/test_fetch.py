@@ -7,13 +7,12 @@ import json
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from huggingface_hub import constants, errors, file_download
+from huggingface_hub import constants, errors
 from huggingface_hub.utils import are_progress_bars_disabled
 
 from dmconfig.errors import BuildError, Code, DMConfigError, SourceError, SpecError
@@ -23,7 +22,7 @@ from dmconfig.load import Checked, check_file, fetched, plan_for
 from dmconfig.measure import component_weights
 from dmconfig.progress import Item, NoProgress
 from dmconfig.source import locate_source
-from tests.loopback_hub import Hub, serve
+from tests.loopback_hub import Hub, as_the_hub
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "pipeline"
 WITHOUT_UNET = [
@@ -60,19 +59,7 @@ BROKEN_OFF = "run it again: files that are whole are kept, only the others are d
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """A hub of this test alone, an empty cache, no token, no waiting between the client's tries."""
-    with serve() as hub:
-        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-        # the client read its settings when it was imported
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        for module in (constants, file_download):  # the latter has a copy of it before version 1
-            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with as_the_hub(monkeypatch, tmp_path / "home") as hub:
         yield hub
 
 
