@@ -55,6 +55,9 @@ from dmconfig.switches import refused_by_switches
 
 LIBRARIES = ("diffusers", "transformers")
 
+MODULAR_BASE = "ModularPipeline"
+"""The class that all modular pipelines are of, and by whose name theirs end."""
+
 PIPELINE = "pipeline"
 """What the pipeline of the file is called beside those of ``pipelines``."""
 DENOISER_NAMES = ("transformer", "unet", "prior", "decoder", "dit")
@@ -425,7 +428,8 @@ def _pipeline_class(resolved: Resolved, spec: Spec, index: PipelineIndex) -> Pip
     path: ConfigPath = ("pipeline", "class") if asked else ("pipeline", "source")
     if facts is not None and (asked or index.blocks in (None, facts.blocks)):
         return facts
-    if index.blocks is not None and not asked:
+    is_known = facts is not None or name in (MODULAR_BASE, *known_modular_pipelines())
+    if index.blocks is not None and not asked and is_known:
         raise SpecError([_unknown_blocks(resolved, path, name, index.blocks, facts)])
     why = "" if asked else f"{MODULAR_INDEX_FILE if is_modular_class(name) else INDEX_FILE} of the source names it"
     raise SpecError([_unknown_pipeline(resolved, path, name, why)])
@@ -518,7 +522,7 @@ def _not_followed(resolved: Resolved, what_is: str, text: str, key: str) -> Prob
 
 def is_modular_class(name: str | None) -> bool:
     """Tell whether a name is one of a modular pipeline's class, by how diffusers names them."""
-    return name is not None and name.endswith("ModularPipeline")
+    return name is not None and name.endswith(MODULAR_BASE)
 
 
 def _sharing(resolved: Resolved, spec: Spec) -> tuple[tuple[Sharing, ...], list[Problem]]:
