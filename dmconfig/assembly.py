@@ -436,9 +436,14 @@ def _pipeline_class(resolved: Resolved, spec: Spec, index: PipelineIndex) -> Pip
 
 
 def _unknown_pipeline(resolved: Resolved, path: ConfigPath, name: str, why: str = "") -> Problem:
-    known = known_modular_pipelines() if is_modular_class(name) else known_pipelines()
+    known = known_modular_pipelines() if "Modular" in name else known_pipelines()
     meant = nearest(name, known, cutoff=0.7)
     what = f"the installed diffusers has no pipeline class {name!r}"
+    if name.startswith("AutoPipelineFor"):
+        what = f"{name} is no class of pipelines of its own: it chooses one by the class that a source names"
+        return resolved.problem(
+            Code.UNKNOWN_CLASS, path, what, fix="name the class that it chooses, or remove the line"
+        )
     otherwise = "upgrade diffusers, or name another class" if why else "name a pipeline's class, or remove the line"
     fix = f"did you mean {meant!r}?" if meant else otherwise
     return resolved.problem(Code.UNKNOWN_CLASS, path, what, why=why, fix=fix)
@@ -462,13 +467,13 @@ def _with_connected(
 
     Raises: SpecError: one of them is needed and not named, or not there; or one is named that the class has not.
     """
-    if unknown := [prefix for prefix in spec.pipeline.connected if prefix not in facts.connected]:
+    if unknown := [prefix for prefix in spec.pipeline.connected.named if prefix not in facts.connected]:
         raise SpecError([_not_connected(resolved, facts, prefix) for prefix in unknown])
     entries = dict(index.entries)
     for prefix in facts.connected:
         slots = [slot for slot in facts.slots if slot.name.startswith(f"{prefix}_")]
         lacking = [slot for slot in slots if not slot.optional and not entries.get(slot.name)]
-        if prefix in spec.pipeline.connected or any(slot.name not in spec.components for slot in lacking):
+        if prefix in spec.pipeline.connected.named or any(slot.name not in spec.components for slot in lacking):
             entries |= _entries_of(resolved, spec, source, facts, prefix)
     return replace(index, entries=entries)
 
@@ -501,7 +506,7 @@ def _entries_of(
 
 def connected_place(spec: Spec, source: Source, prefix: str) -> Place | None:
     """Return where a connected pipeline is: as the file names it, else as the source's model card does."""
-    asked = spec.pipeline.connected.get(prefix)
+    asked = spec.pipeline.connected.named.get(prefix)
     if asked is not None:
         return Place(source=asked.source, revision=asked.revision, path=("pipeline", "connected", prefix, "source"))
     named = connected_pipeline(source.folder, prefix) if source.folder is not None else None

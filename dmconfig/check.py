@@ -68,6 +68,7 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         outside_source,
         incompatible_parts,
         incompatible_dtypes,
+        other_runtimes,
         quantised_components,
         quantised_parts,
         switches,
@@ -156,6 +157,15 @@ def nothing_runs_on_disk(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
     if spec.execution_device == DISK:
         path, fix = ("execution_device",), "name an accelerator or cpu"
         yield resolved.problem(Code.BAD_DEVICE, path, "nothing can run on disk", fix=fix)
+
+
+def other_runtimes(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001
+    """Models that another runtime than torch loads and places itself are not for a device map."""
+    for component in assembly.loaded:
+        if "OnnxRuntimeModel" in component.facts.ancestors:
+            what = f"{component.name!r} is an ONNX model, which onnxruntime loads and places itself"
+            fix = "name the same pipeline with torch weights, and a class without Onnx in its name"
+            yield resolved.problem(Code.NOT_SUPPORTED_YET, component.path, what, fix=fix)
 
 
 def quantised_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001

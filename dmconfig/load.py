@@ -22,7 +22,7 @@ from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import REHEARSED, Spec, validate_spec
-from dmconfig.trust import moving_revisions, unpinned
+from dmconfig.trust import indexed_sources, moving_revisions, unpinned
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -159,7 +159,7 @@ def plan_for(
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    remarks = unpinned(spec, assembly) if to_load else ()
+    remarks = unpinned(spec, indexed_sources(spec, assembly)) if to_load else ()
     own = (*variant_notes(assembly), *change_notes(assembly), *cast_notes(footprints), *dtype_notes(assembly))
     notes = (*checked.notes, *left_out_notes(assembly), *order_notes(assembly), *own, *remarks)
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)

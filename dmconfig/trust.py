@@ -6,7 +6,7 @@ calls its classes is looked up in the installed libraries alone (``facts``), so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from dmconfig.assembly import Assembly, Component
@@ -36,7 +36,7 @@ def hub_references(spec: Spec) -> Iterator[tuple[ConfigPath, str, str | None]]:
         ):
             if text is not None and not is_local(text):
                 yield (*path, key), text, revision
-    for prefix, connected in spec.pipeline.connected.items():
+    for prefix, connected in spec.pipeline.connected.named.items():
         if not is_local(connected.source):
             yield ("pipeline", "connected", prefix, "source"), connected.source, connected.revision
     for path, adapter in spec.adapters.all:
@@ -90,10 +90,18 @@ def _placed_by_index(spec: Spec, assembly: Assembly) -> Iterator[Component]:
             yield component
 
 
-def unpinned(spec: Spec, assembly: Assembly) -> Iterator[str]:
-    """Yield a remark on hub ids without a revision, where the spec does not say that they may move."""
+def indexed_sources(spec: Spec, assembly: Assembly) -> Iterator[str]:
+    """Yield the hub ids at no commit that an index or a model card names, and the file does not."""
+    yield from (component.source.text for component in _placed_by_index(spec, assembly))
+
+
+def unpinned(spec: Spec, indexed: Iterable[str] = ()) -> Iterator[str]:
+    """Yield a remark on hub ids without a revision, where the spec does not say that they may move.
+
+    ``indexed`` are those that the spec does not name.
+    """
     texts = dict.fromkeys(text for _, text, revision in hub_references(spec) if revision is None)
-    texts |= dict.fromkeys(each.source.text for each in _placed_by_index(spec, assembly))
+    texts |= dict.fromkeys(indexed)
     if texts and spec.allow_moving_revision is None:
         named = ", ".join(texts)
         yield f"not pinned, so what it names may change: {named} (dmconfig pin writes the commit into the file)"

@@ -302,7 +302,7 @@ def _connected_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], No
 
 def _bring_connected(resolved: Resolved, spec: Spec, source: Source, prefix: str) -> None:
     local_only = spec.pipeline.local_files_only
-    if prefix not in spec.pipeline.connected and source.hub_id is not None:
+    if prefix not in spec.pipeline.connected.named and source.hub_id is not None:
         _bring_card(Repository(hub_id=source.hub_id, revision=source.revision, local_only=local_only))
     source = replace(source, folder=source.folder or find_snapshot(source.hub_id or "", source.revision))
     place = connected_place(spec, source, prefix)

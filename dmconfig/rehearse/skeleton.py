@@ -47,7 +47,16 @@ def _pipeline(assembly: Assembly, parts: Mapping[str, Any]) -> Any:
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(requires_grad=False)
     pipe.set_progress_bar_config(disable=True)
+    _silence(getattr(pipe, "_blocks", None))
     return pipe
+
+
+def _silence(blocks: Any) -> None:
+    """Show no progress of the blocks of a modular pipeline: the pipeline itself passes that on to the first of them."""
+    for block in getattr(blocks, "sub_blocks", {}).values():
+        if hasattr(block, "set_progress_bar_config"):
+            block.set_progress_bar_config(disable=True)
+        _silence(block)
 
 
 def _put_on(resolved: Resolved, pipe: Any, assembly: Assembly) -> None:
