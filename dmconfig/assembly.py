@@ -105,6 +105,11 @@ class Component:
         return self.config_source or self.source
 
     @property
+    def name_there(self) -> str:
+        """What it is called where it comes from: the folder that it is in there."""
+        return self.subfolder or self.name
+
+    @property
     def is_single_file(self) -> bool:
         """Whether its weights are in one file, by itself or with those of others, and not beside its config."""
         return self.source.file is not None
@@ -843,7 +848,7 @@ class _Assembler:
         """Return library and class: as asked, else as the component's own config says, else as the pipeline says."""
         listed = listed if listed is not None and listed.class_name else None
         elsewhere = asked.source is not None or asked.subfolder is not None or listed is None
-        class_name = asked.class_name or (_class_at(name, origin) if elsewhere else None)
+        class_name = asked.class_name or (_class_at(asked.subfolder or name, origin) if elsewhere else None)
         if listed is not None and class_name in (None, listed.class_name):
             return listed
         if class_name is None:

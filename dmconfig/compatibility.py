@@ -240,7 +240,7 @@ def _dtype_of(component: Component) -> str | None:
     stored = stored_dtype(component)
     if stored is None and component.folder is None and component.home.hub_id and not component.is_single_file:
         known = find_pipeline(component.home.hub_id)
-        part = known.component(component.name) if known else None
+        part = known.component(component.name_there) if known else None
         stored = part.stored_dtype if part else None
     return stored
 

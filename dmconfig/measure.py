@@ -157,7 +157,7 @@ def _known_layout(component: Component, size: Footprint, hub: Headers | None) ->
         return layout_of_tensors(sizes, order=component.facts.members, can_split=can_split)
     if component.home.hub_id is None:
         return None
-    return packaged_layout(component.home.hub_id, component.name, component.class_name, size.dtype)
+    return packaged_layout(component.home.hub_id, component.name_there, component.class_name, size.dtype)
 
 
 def known_by_config(component: Component, dtype: str) -> Layout | None:
@@ -215,7 +215,7 @@ def config_folder_of(component: Component) -> Path | None:
     if component.folder is not None:
         return component.folder
     packaged = config_folder(component.home.hub_id) if component.home.hub_id else None
-    folder = packaged / (component.subfolder or component.name) if packaged else None
+    folder = packaged / component.name_there if packaged else None
     return folder if folder is not None and folder.is_dir() else None
 
 
@@ -407,7 +407,7 @@ def _patterns(component: Component, dtype: str) -> tuple[str, ...]:
 
 def _from_catalogue(component: Component, dtype: str | None) -> Footprint | None:
     known = find_pipeline(component.home.hub_id) if component.home.hub_id else None
-    part = known.component(component.name) if known else None
+    part = known.component(component.name_there) if known else None
     size = part.footprint(dtype) if part and part.class_name == component.class_name else None
     stored = _VARIANTS.get(component.variant or "")
     if size is None or stored is None:
