@@ -16,6 +16,7 @@ from dmconfig.assembly import assumed_order
 from dmconfig.errors import Code, SpecError
 from dmconfig.facts import PipelineFacts, known_pipelines, pipeline_facts
 from dmconfig.load import check_file
+from dmconfig.pinning import pin
 from tests.conftest import only_problem
 from tests.loopback_hub import Hub, as_the_hub
 from tests.tiny_combined import CLASSES, by_hand, draw_combined, write_combined
@@ -165,6 +166,18 @@ def test_connected_source_at_a_commit_is_pinned_and_one_of_the_card_must_not_mov
     assembly = check_file(spec(tmp_path, name, more, pinned, source="tiny/decoder"), ask_hub=True).assembly
     (part,) = [each for each in assembly.components if each.name == "prior_prior"]
     assert (part.source.revision, part.class_name) == (prior, "StableCascadeUNet")
+
+
+def test_pin_writes_the_commit_of_a_connected_pipeline(folders: dict[str, Path], hub: Hub, tmp_path: Path) -> None:
+    """Beside its source, as for any other hub id."""
+    decoder = hub.add("tiny/decoder", folders["cascade"] / "decoder").commit
+    prior = hub.add("tiny/prior", folders["cascade"] / "prior").commit
+    more = f"revision: {decoder}\n  connected:\n    prior:\n      source: tiny/prior"
+    file = spec(tmp_path, "StableCascadeCombinedPipeline", more, source="tiny/decoder")
+
+    pin(file).write()
+
+    assert f"      source: tiny/prior\n      revision: {prior}\n" in file.read_text()
 
 
 # What is wrong
