@@ -88,6 +88,8 @@ class ComponentSources:
     pipeline: Home | None
     index: PipelineIndex | None
     beside: Path | None
+    connected: Mapping[str, Home]
+    """Where the components with a prefix are, of a pipeline that is made of several."""
     written: Mapping[str, Any]
     """The section of the file that the pipeline was loaded from, if any: nothing else tells a variant."""
     unknown: list[str]
@@ -95,7 +97,7 @@ class ComponentSources:
     def keys_of(self, name: str, component: Any, library: str, *, has_weights: bool) -> dict[str, Any]:
         """Return the keys that tell a component from the one that the pipeline's source has."""
         listed = self.index.entries.get(name) if self.index else None
-        own = self.pipeline.folder / name if self.pipeline else None
+        own = self._own(name)
         home = noted_home(component)
         keys: dict[str, Any] = {}
         if listed is None or not _is_called(type(component), listed.library, listed.class_name):
@@ -110,6 +112,13 @@ class ComponentSources:
             variable = f"{name.upper()}_SOURCE"
             keys = {"source": Verbatim(f"${{{variable}:?where {name} came from is not known}}", is_text=True)} | keys
         return keys | (self._variant(name, own, library) if has_weights and home is not None and own else {})
+
+    def _own(self, name: str) -> Path | None:
+        """The folder in which the pipeline's source, or the connected one, has a component of this name."""
+        prefix, _, rest = name.partition("_")
+        if prefix in self.connected:
+            return self.connected[prefix].folder / rest
+        return self.pipeline.folder / name if self.pipeline else None
 
     def _variant(self, name: str, folder: Path, library: str) -> dict[str, str]:
         """The variant that a component has of its own: as the file says, else the only one that its folder has."""

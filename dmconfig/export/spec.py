@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dmconfig.assembly import DENOISER_NAMES, PIPELINE
+from dmconfig.export.connected import connected_homes, with_connected
 from dmconfig.export.modular import blocks_make, changes_of_made, is_modular, unknown_blocks
 from dmconfig.export.places import Entry, places_of
 from dmconfig.export.sources import ComponentSources, Home, home_of, index_of, only_variant
@@ -65,7 +66,8 @@ def to_spec(pipe: Any, folder: str | Path | None = None) -> Export:
     modules = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
     noted = pipe.config.get("_name_or_path") or getattr(pipe, "_pretrained_model_name_or_path", None)
     home = home_of(os.fspath(noted)) if noted else None
-    index = index_of(home, modular=is_modular(pipe)) if home else None
+    connected = connected_homes(pipe)
+    index = with_connected(index_of(home, modular=is_modular(pipe)) if home else None, connected)
     places = places_of(pipe, modules)
     dtypes = {name: dtype for name, module in modules.items() if (dtype := dtype_of(module)) is not None}
     dtype = _usual(modules, dtypes)
@@ -73,8 +75,11 @@ def to_spec(pipe: Any, folder: str | Path | None = None) -> Export:
     variant = written.get("pipeline", {}).get("variant") or _variant(home, modules, unknown)
     unknown.extend([*places.unknown, *unknown_blocks(pipe, index), *_settings(pipe, index), *_adapters(pipe)])
     parts = written.get("components", {})
-    sources = ComponentSources(pipeline=home, index=index, beside=beside, written=parts, unknown=unknown)
-    told = {"variant": variant, "dtype": dtype}
+    sources = ComponentSources(
+        pipeline=home, index=index, beside=beside, connected=connected, written=parts, unknown=unknown
+    )
+    beside_it = {prefix: each.keys(beside) for prefix, each in connected.items()}
+    told = {"connected": beside_it, "variant": variant, "dtype": dtype}
     sections = {
         "version": SCHEMA_VERSION,
         "pipeline": _pipeline(pipe, home, index, beside) | {key: value for key, value in told.items() if value},

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmconfig import load_from_yaml, plan_from_yaml, unload
+from dmconfig import load_from_yaml, plan_from_yaml, to_spec, unload
 from dmconfig.assembly import assumed_order
 from dmconfig.errors import Code, SpecError
 from dmconfig.facts import PipelineFacts, known_pipelines, pipeline_facts
@@ -178,6 +178,20 @@ def test_pin_writes_the_commit_of_a_connected_pipeline(folders: dict[str, Path],
     pin(file).write()
 
     assert f"      source: tiny/prior\n      revision: {prior}\n" in file.read_text()
+
+
+@pytest.mark.parametrize("kind", ["kandinsky", "cascade"])
+def test_exported_spec_of_a_combined_pipeline_loads_the_same(kind: str, folders: dict[str, Path]) -> None:
+    """The connected source is told by the components that came from it; what has no weights is compared with it."""
+    pipe = load_from_yaml(spec(folders[kind], CLASSES[kind][0], rest="device_map: cpu"))
+    export = to_spec(pipe, folders[kind])
+    file = folders[kind] / "exported.yaml"
+    file.write_text(export.text())
+
+    assert export.unknown == ()
+    assert export.plain()["pipeline"]["connected"] == {"prior": {"source": "./prior"}}
+    assert "components" not in export.plain()
+    assert np.array_equal(draw_combined(load_from_yaml(file)), draw_combined(pipe))
 
 
 # What is wrong
