@@ -338,17 +338,20 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "Convert it to safetensors on a machine that may be lost, or write the reason why it may be opened: "
         "allow_pickle: our own export of 2022. torch's safe loader opens it all the same.",
     ),
-    Code.UNFIT_FOR_MODULAR: _words(
-        "A modular pipeline is made of blocks, which make some components themselves and leave others out. Its blocks "
-        "are none of the installed diffusers, or the file asks for what blocks do not take.",
-        "modular_model_index.json with _blocks_class_name: MyBlocks, a class of somebody's script.",
-        "Name a pipeline class of diffusers under pipeline.class, whose own blocks are then used, or remove the line "
-        "that the report names.",
+    Code.UNFIT_FOR_MODULAR: _whole(
+        "A modular pipeline is made of blocks, which make some components themselves. The file asks for what blocks do "
+        "not take, or the source's blocks are none of the installed diffusers.",
+        "version: 1\n"
+        "pipeline: {source: stabilityai/stable-diffusion-xl-base-1.0, class: StableDiffusionXLModularPipeline}\n"
+        "components: {guider: null}\n",
+        "Remove the line; class and config change what blocks make. Where the blocks are not known, name a modular class "
+        "of diffusers under pipeline.class, whose own blocks are then used.",
     ),
-    Code.CONNECTED_NOT_TOLD: _words(
+    Code.CONNECTED_NOT_TOLD: _whole(
         "The class is made of several pipelines, and where one of them comes from is told neither by the file nor by "
         "the source's README.md; or the file names one for a class that has none.",
-        "class: KandinskyV22CombinedPipeline, on a folder of the decoder that was copied without its README.md.",
+        "version: 1\n"
+        "pipeline: {source: kandinsky-community/kandinsky-2-2-decoder, class: KandinskyV22CombinedPipeline}\n",
         "Name it: pipeline.connected: {prior: {source: kandinsky-community/kandinsky-2-2-prior}}.",
     ),
     Code.INPUT_UNREADABLE: _words(

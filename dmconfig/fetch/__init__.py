@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from dmconfig.assembly import Assembly, Component, connected_place
+from dmconfig.assembly import Assembly, Component, connected_parts, connected_place
 from dmconfig.catalog import find_pipeline
 from dmconfig.checkpoint import pipeline_told_by, read_single_file
 from dmconfig.errors import Code, DMConfigError, Problem
@@ -293,10 +293,11 @@ def _connected_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], No
     try:
         folder = resolved.folder_of(("pipeline", "source"))
         source = locate_source(asked.source, folder=folder, revision=asked.revision)
-        facts = pipeline_facts(asked.class_name or read_index(source).class_name)
+        index = read_index(source)
+        facts = pipeline_facts(asked.class_name or index.class_name)
     except DMConfigError:
         return  # checking tells
-    for prefix in facts.connected if facts is not None else ():
+    for prefix in connected_parts(spec, index, facts) if facts is not None else ():
         yield functools.partial(_bring_connected, resolved, spec, source, prefix)
 
 

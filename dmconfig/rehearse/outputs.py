@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmconfig.check import COUNTS
-from dmconfig.rehearse.inputs import FRAMES
+from dmconfig.plan.calls import FRAMES
 
 _MADE = ("images", "videos", "frames", "audio", "latents")
 """What modular pipelines call what they make, the last step's first."""

@@ -168,6 +168,21 @@ def test_connected_source_at_a_commit_is_pinned_and_one_of_the_card_must_not_mov
     assert (part.source.revision, part.class_name) == (prior, "StableCascadeUNet")
 
 
+def test_offline_combined_that_names_every_component_asks_nothing(
+    folders: dict[str, Path], hub: Hub, tmp_path: Path
+) -> None:
+    """Where the file gives all of the prior's components, nobody has to say where the prior is."""
+    parts = ("prior", "text_encoder", "tokenizer", "scheduler")
+    prior = folders["cascade"] / "prior"
+    more = {"tokenizer": ", class: CLIPTokenizer"}
+    lines = "".join(f"\n  prior_{name}: {{source: {prior}, subfolder: {name}{more.get(name, '')}}}" for name in parts)
+    file = spec(tmp_path, "StableCascadeCombinedPipeline", "dtype: auto", f"components:{lines}", "tiny/decoder")
+    hub.add("tiny/decoder", folders["cascade"] / "decoder")
+
+    assert check_file(file, ask_hub=True).assembly.absent == ("prior_feature_extractor", "prior_image_encoder")
+    assert hub.downloaded("tiny/decoder") == ["model_index.json"]
+
+
 def test_pin_writes_the_commit_of_a_connected_pipeline(folders: dict[str, Path], hub: Hub, tmp_path: Path) -> None:
     """Beside its source, as for any other hub id."""
     decoder = hub.add("tiny/decoder", folders["cascade"] / "decoder").commit

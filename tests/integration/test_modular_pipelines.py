@@ -26,6 +26,7 @@ from dmconfig.load import check_file, plan_for
 from dmconfig.output import save
 from dmconfig.rehearse import rehearse
 from dmconfig.rehearse.script import Script, Settings
+from dmconfig.starter import starter
 from tests.conftest import inventory, only_problem
 from tests.loopback_hub import Hub, as_the_hub
 from tests.tiny_pipelines import LENGTH, PROMPT, SIZE, Tiny, copy_weights, modules_in
@@ -247,6 +248,32 @@ def test_rehearsal_of_a_modular_pipeline_is_of_its_own_code(modular: Modular, tm
     assert told.failure is None
     assert (told.output, told.odd_output, told.steps) == ((1, 64, 64), "", (2, 50))
     assert {device.peak.phase for device in told.devices} == {"unet", "vae.decode"}
+
+
+@pytest.mark.parametrize("file", ["", "modular_model_index.json"])
+def test_first_spec_of_a_modular_folder_is_planned(file: str, modular: Modular, tmp_path: Path) -> None:
+    """``dmconfig init`` on the folder, or on its index, writes a spec that is accepted."""
+    made = starter(str(modular.folder("flux") / file), tmp_path / "first.yaml", inventory(cuda=(8, 8)))
+    made.write()
+
+    assert made.text.startswith("# FluxModularPipeline on a toy machine")
+    assert check_file(tmp_path / "first.yaml").assembly.class_name == "FluxModularPipeline"
+
+
+def test_modular_pipeline_shares_components_with_another(
+    modular: Modular, tiny: Tiny, virtual_machine: MakeMachine, tmp_path: Path
+) -> None:
+    """Under ``pipelines``, over a folder of either kind: one placement, and both draw."""
+    expected = modular.picture("flux")
+    more = f"{WAYS['two devices']}\npipelines: {{blocks: {{class: FluxModularPipeline}}}}"
+    file = write_spec(tmp_path, tiny.spec("flux").with_suffix(""), more)
+    virtual_machine()
+
+    pipes = dmconfig.load_pipelines(file)
+
+    assert np.array_equal(draw(pipes["blocks"], "flux"), expected)
+    assert pipes["blocks"].transformer is pipes["pipeline"].transformer
+    assert placement_of(pipes["blocks"]) is placement_of(pipes["pipeline"])
 
 
 # The index
