@@ -344,8 +344,8 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "version: 1\n"
         "pipeline: {source: stabilityai/stable-diffusion-xl-base-1.0, class: StableDiffusionXLModularPipeline}\n"
         "components: {guider: null}\n",
-        "Remove the line; class and config change what blocks make. Where the blocks are not known, name a modular class "
-        "of diffusers under pipeline.class, whose own blocks are then used.",
+        "Remove the line; class and config change what blocks make. Where the blocks are not known, name a modular "
+        "class of diffusers under pipeline.class, whose own blocks are then used.",
     ),
     Code.CONNECTED_NOT_TOLD: _whole(
         "The class is made of several pipelines, and where one of them comes from is told neither by the file nor by "

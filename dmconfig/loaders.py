@@ -8,7 +8,7 @@ from a single file too. In which dtype is the plan's to say.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ def class_of(component: Component) -> Any:
     return getattr(import_library(component.library), component.class_name)
 
 
-def make_pipeline(facts: PipelineFacts, settings: Mapping[str, Any], parts: Mapping[str, Any], made: Any = ()) -> Any:
+def make_pipeline(
+    facts: PipelineFacts, settings: Mapping[str, Any], parts: Mapping[str, Any], made: Iterable[Made] = ()
+) -> Any:
     """Return a pipeline of its class on its components.
 
     A modular pipeline makes those that its blocks make, and is given the others; ``made`` are those that it makes
-    otherwise than its blocks say (``assembly.Made``).
+    otherwise than its blocks say.
     """
     import diffusers
 

@@ -10,12 +10,12 @@ LoopSequentialPipelineBlocks), which the tests hold this against for every pipel
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dmconfig.facts.expression import Annotation, UnknownValueError, evaluate, own_attribute, read_annotation
-from dmconfig.facts.records import CallParameter, ComponentSlot, Json, PipelineFacts, is_module_class
+from dmconfig.facts.records import CallParameter, ClassFacts, ComponentSlot, Json, PipelineFacts, is_module_class
 from dmconfig.facts.source import ClassSource, Module, Sources
 
 PIPELINE_BASE = "ModularPipeline"
@@ -25,6 +25,7 @@ _WITHIN_ANOTHER = frozenset({"controlnet"})
 """Components that run within the phase of another: the denoiser calls for them in each step."""
 
 
+FactsOf = Callable[[str, str], ClassFacts | None]
 _Made = tuple[Module, ast.Call] | None
 """The call that makes a block and the module it is written in, where it is not its class alone that is named."""
 
@@ -52,11 +53,8 @@ class _Block:
     required: frozenset[str] = frozenset()
     is_conditional: bool = False
 
-    def names(self) -> frozenset[str]:
-        return frozenset(each.name for each in self.inputs)
 
-
-def read_modular(sources: Sources, class_name: str, blocks: str | None, library: Any) -> PipelineFacts | None:
+def read_modular(sources: Sources, class_name: str, blocks: str | None, facts_of: FactsOf) -> PipelineFacts | None:
     """Return the facts of a modular pipeline class made of blocks; None when diffusers exports no such class.
 
     Args:
@@ -64,7 +62,7 @@ def read_modular(sources: Sources, class_name: str, blocks: str | None, library:
         class_name: as diffusers exports it.
         blocks: the class of its blocks, or None for the pipeline's own default. One that diffusers does not export,
             or that says itself of no blocks, stands for the default too, as upstream has it.
-        library: returns the facts of a component's class by its library and name.
+        facts_of: returns the facts of a component's class by its library and name.
     """
     source = sources.public_class("diffusers", class_name)
     if source is None or PIPELINE_BASE not in _ancestors(sources, source):
@@ -74,7 +72,7 @@ def read_modular(sources: Sources, class_name: str, blocks: str | None, library:
         return None
     block = _read(sources, block_source, None)
     parts = _each_part_once(block.parts)
-    modules = [name for name, part in parts.items() if not part.is_made and _is_module(part, library)]
+    modules = [name for name, part in parts.items() if not part.is_made and _is_module(part, facts_of)]
     return PipelineFacts(
         class_name=class_name,
         slots=tuple(ComponentSlot(name, part.types, optional=True) for name, part in parts.items()),
@@ -127,8 +125,8 @@ def _blocks_named(sources: Sources, name: str | None) -> ClassSource | None:
     return source if [*_inner(sources, source)] else None
 
 
-def _is_module(part: _Part, library: Any) -> bool:
-    found = (library(name, each) for each in part.types for name in ("diffusers", "transformers"))
+def _is_module(part: _Part, facts_of: FactsOf) -> bool:
+    found = (facts_of(name, each) for each in part.types for name in ("diffusers", "transformers"))
     return any(facts is not None and is_module_class(facts) for facts in found)
 
 

@@ -15,15 +15,18 @@ from dmconfig import load_from_yaml, plan_from_yaml, to_spec, unload
 from dmconfig.assembly import assumed_order
 from dmconfig.errors import Code, SpecError
 from dmconfig.facts import PipelineFacts, known_pipelines, pipeline_facts
-from dmconfig.load import check_file
+from dmconfig.load import check_file, plan_for
 from dmconfig.pinning import pin
-from tests.conftest import only_problem
+from dmconfig.rehearse import rehearse
+from dmconfig.rehearse.script import Script, Settings
+from tests.conftest import inventory, only_problem
 from tests.loopback_hub import Hub, as_the_hub
 from tests.tiny_combined import CLASSES, by_hand, draw_combined, write_combined
 from tests.virtual_devices import MakeMachine
 
 EVERY = [(kind, name) for kind, names in CLASSES.items() for name in names]
 BESIDE = "connected: {prior: {source: ./prior}}"
+TWO_DEVICES = "device_map: {prior_prior: cuda:0, default: cuda:1}"
 WITHOUT_AN_ORDER = [
     facts
     for facts in map(pipeline_facts, known_pipelines())
@@ -102,6 +105,18 @@ def test_cpu_offload_with_hook_of_a_combined_class_draws_as_by_hand(
     assert machine.ledger.live_bytes("cuda:1") < weights  # what was brought has gone home
     assert {each.residency.value for each in pipe._placement.plan.assignments} == {"while_running"}
     unload(pipe)
+
+
+def test_rehearsal_of_a_combined_class_runs_both_of_its_pipelines(folders: dict[str, Path]) -> None:
+    """The prior on one device, the decoder on the other; each scheduler's steps are counted by its own parameter."""
+    file = spec(folders["cascade"], "StableCascadeCombinedPipeline", rest=TWO_DEVICES)
+    checked, machine = check_file(file), inventory(cuda=(8, 8))
+    script = Script(resolved=checked.resolved, spec=checked.spec, assembly=checked.assembly)
+
+    told = rehearse(script, plan_for(checked, machine), machine, Settings(height=128, width=128))
+
+    assert (told.failure, told.output) == (None, (1, 128, 128))
+    assert [device.peak.phase.partition(".")[0] for device in told.devices] == ["prior_prior", "vqgan"]
 
 
 def test_plan_of_a_class_without_an_order_says_which_is_assumed(folders: dict[str, Path]) -> None:

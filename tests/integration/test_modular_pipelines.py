@@ -37,11 +37,13 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
     "sdxl": SMALL,
     "flux": {**SMALL, "max_sequence_length": LENGTH},
     "sd3": {**SMALL, "max_sequence_length": LENGTH},
+    "ltx": {**SMALL, "max_sequence_length": LENGTH, "num_frames": 9},
 }
 CLASSES = {
     "sdxl": "StableDiffusionXLModularPipeline",
     "flux": "FluxModularPipeline",
     "sd3": "StableDiffusion3ModularPipeline",
+    "ltx": "LTXModularPipeline",
 }
 WAYS = {
     "two devices": "device_map: {default: cuda:1, vae: cuda:0}",
@@ -49,7 +51,7 @@ WAYS = {
     "sequential": "device_map: cuda:1\nlow_memory: sequential_cpu_offload",
     "group": "device_map: cuda:1\nlow_memory: group_offload",
 }
-QUICK = [("sdxl", way) for way in WAYS] + [("flux", "two devices"), ("sd3", "model")]
+QUICK = [("sdxl", way) for way in WAYS] + [("flux", "two devices"), ("sd3", "model"), ("ltx", "two devices")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,7 +111,8 @@ def draw(pipe: Any, kind: str, **more: Any) -> np.ndarray:
     """What a modular pipeline makes of the same prompt."""
     pipe.set_progress_bar_config(disable=True)
     generator = torch.Generator().manual_seed(0)
-    return np.asarray(pipe(prompt=PROMPT, generator=generator, output="images", **{**CALLS[kind], **more}))
+    output = "videos" if kind == "ltx" else "images"
+    return np.asarray(pipe(prompt=PROMPT, generator=generator, output=output, **{**CALLS[kind], **more}))
 
 
 def write_spec(folder: Path, source: Path | str, rest: str = "device_map: cpu", more: str = "") -> Path:
