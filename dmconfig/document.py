@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 from yaml import events
 
-from dmconfig.errors import Code, DocumentError, Problem
-from dmconfig.hints import ambiguous_hint
+from dmconfig.errors import Code, DocumentError, Edit, Problem
+from dmconfig.hints import plain_word
 from dmconfig.paths import ROOT, ConfigPath, Location, lines_of
+from dmconfig.secrets import HIDDEN, is_secret_key
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -71,13 +72,6 @@ class Document:
     values: Mapping[ConfigPath, Location] = field(repr=False)
     tags: Mapping[ConfigPath, str] = field(default_factory=dict, repr=False)
     quoted: Set[ConfigPath] = field(default=frozenset(), repr=False)
-
-    def locate(self, path: ConfigPath, *, key: bool = False) -> Location:
-        """Return where path's value (or its key) stands; for a path not in the file, its nearest ancestor."""
-        table = self.keys if key else self.values
-        while path and path not in table:
-            path, table = path[:-1], self.keys
-        return table.get(path, self.values[ROOT])
 
 
 def read_document(file: str | Path, *, name: str | None = None, tagged: bool = False) -> Document:
@@ -322,7 +316,7 @@ class _Builder:
             self._problem(node.event, Code.UNSUPPORTED_YAML, what, fix, path)
             return None
         key: str = node.event.value
-        self._scalar(node.event, (*path, key))
+        self._scalar(node.event, (*path, key), is_key=True)
         return key
 
     def _duplicate(self, event: events.Event, path: ConfigPath) -> None:
@@ -330,7 +324,7 @@ class _Builder:
         what = f"key {path[-1]!r} stands here a second time; first at line {first.line}, column {first.column}"
         self._problem(event, Code.DUPLICATE_KEY, what, "keep one of the two", path)
 
-    def _scalar(self, event: events.Event, path: ConfigPath) -> Any:
+    def _scalar(self, event: events.Event, path: ConfigPath, *, is_key: bool = False) -> Any:
         assert isinstance(event, events.ScalarEvent)  # noqa: S101 - the other node kinds are handled before
         text: str = event.value
         if not event.implicit[0]:  # quoted, or a block of text
@@ -338,7 +332,14 @@ class _Builder:
         refusal = refused_scalar(text)
         if refusal is None:
             return parse_scalar(text)
-        self._problem(event, refusal.code, refusal.what, ambiguous_hint(path, text) or refusal.fix, path)
+        if is_secret_key(path) and not is_key:
+            what = refusal.what.replace(text, HIDDEN, 1)
+            self._problem(event, refusal.code, what, "quote it, or write it as a variable: ${NAME}", path)
+            return parse_scalar("" if refusal.code is Code.TOO_LARGE else text)
+        meant = None if is_key or refusal.code is Code.TOO_LARGE else plain_word(path, text)
+        edits = () if meant is None else (Edit(location=self._location(event), old=text, new=meant),)
+        fix = refusal.fix if meant is None else f"{'write' if meant.isalpha() else 'quote it:'} {meant}"
+        self._problem(event, refusal.code, refusal.what, fix, path, edits=edits)
         return None if refusal.code is Code.TOO_LARGE else parse_scalar(text)
 
     def _count(self, node: _Node) -> None:
@@ -359,8 +360,17 @@ class _Builder:
         length = max(1, end.column - start.column) if end and end.line == start.line else 1
         return Location(self.name, start.line + 1, start.column + 1, length)
 
-    def _problem(self, event: events.Event, code: Code, what: str, fix: str, path: ConfigPath = ROOT) -> None:
-        problem = Problem(code=code, path=path, what=what, fix=fix, location=self._location(event))
+    def _problem(
+        self,
+        event: events.Event,
+        code: Code,
+        what: str,
+        fix: str,
+        path: ConfigPath = ROOT,
+        *,
+        edits: tuple[Edit, ...] = (),
+    ) -> None:
+        problem = Problem(code=code, path=path, what=what, fix=fix, location=self._location(event), edits=edits)
         if not any(known.code is code and known.location == problem.location for known in self.problems):
             self.problems.append(problem)  # an alias repeats its anchor's problems
 

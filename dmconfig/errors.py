@@ -28,6 +28,7 @@ from dmconfig.secrets import redact
 
 if TYPE_CHECKING:
     from dmconfig.document import Document
+    from dmconfig.resolve import Resolved
 
 
 class Code(StrEnum):
@@ -138,11 +139,25 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A key at the wrong level, that mends a problem for certain when it stands at ``target`` with its value.
+
+    The last element of ``target`` is its name there; ``value`` stands instead of its value, where that is not empty.
+    """
+
+    location: Location
+    path: ConfigPath
+    target: ConfigPath
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One finding: where it is, what is wrong, why that is a problem, and how to mend it.
 
     ``location`` is the place in the file, when the value came from one; ``origin`` names the override or
-    command-line flag that set it otherwise (``--set device_map.unet``). ``edit`` is what ``fix`` does about it.
+    command-line flag that set it otherwise (``--set device_map.unet``). ``edits`` are what ``fix`` does about it: all
+    of them, or nothing.
     """
 
     code: Code
@@ -152,7 +167,7 @@ class Problem:
     fix: str = ""
     location: Location | None = None
     origin: str = ""
-    edit: Edit | None = None
+    edits: tuple[Edit | Move, ...] = ()
 
 
 class DMConfigError(Exception):
@@ -178,7 +193,14 @@ class DocumentError(DMConfigError):
 
 
 class ResolveError(DMConfigError):
-    """An override cannot be applied, or two overrides contradict each other."""
+    """An override cannot be applied, layers contradict each other, or a variable is not set.
+
+    ``resolved`` is what the layers say all the same, where only single values are wrong, or None.
+    """
+
+    def __init__(self, problems: Iterable[Problem], resolved: Resolved | None = None) -> None:
+        super().__init__(problems)
+        self.resolved = resolved
 
 
 class SpecError(DMConfigError):
@@ -257,7 +279,13 @@ def _each_once(problems: Iterable[Problem]) -> Iterable[Problem]:
 def _without_secrets(problem: Problem) -> Problem:
     what, why, fix, origin = (redact(text) for text in (problem.what, problem.why, problem.fix, problem.origin))
     path = tuple(redact(key) if isinstance(key, str) else key for key in problem.path)
-    return replace(problem, what=what, why=why, fix=fix, origin=origin, path=path)
+    edits = () if any(_tells_a_secret(edit) for edit in problem.edits) else problem.edits
+    return replace(problem, what=what, why=why, fix=fix, origin=origin, path=path, edits=edits)
+
+
+def _tells_a_secret(edit: Edit | Move) -> bool:
+    words = (edit.old, edit.new) if isinstance(edit, Edit) else (*map(str, (*edit.path, *edit.target)), edit.value)
+    return any(redact(word) != word for word in words)
 
 
 def _file_order(problem: Problem) -> tuple[str, int, int]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dmconfig.document import Document, parse_document, read_text
-from dmconfig.errors import Code, DMConfigError, DocumentError, Edit, Problem
+from dmconfig.errors import Code, DMConfigError, DocumentError, Edit, Move, Problem
 from dmconfig.files import write_whole
 from dmconfig.layers import PROFILES
 from dmconfig.paths import ConfigPath, offset_of
+from dmconfig.rearranging import moved
 from dmconfig.resolve import as_read
 from dmconfig.spec import validate_spec
 
-_ROUNDS = 8
-"""What is below a renamed key is seen once it has its name, so one round may bring up the next."""
+_ROUNDS = 64
+"""What is below a renamed key is seen once it has its name, so one round may bring up the next; a move is a round."""
+_MARK = "\N{BYTE ORDER MARK}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Fixed:
     file: Path
     before: str
     after: str
-    edits: tuple[Edit, ...]
+    edits: tuple[Edit | Move, ...]
 
     def diff(self) -> str:
         """Return the difference as a patch; empty when there is none."""
@@ -56,33 +58,68 @@ def fixed(file: Path) -> Fixed:
     """
     read_text(file, str(file))  # tells what is wrong with a file that is no text
     before = after = file.read_bytes().decode()
-    edits: list[Edit] = []
+    made: list[Edit | Move] = []
     for _ in range(_ROUNDS):
-        found = [*_edits_for(after, file)]
-        if not found:
+        after, edits = _next(after, file)
+        if not edits:
             break
-        after = _edited(after, found)
-        edits += found
-    return Fixed(file=file, before=before, after=after, edits=tuple(edits))
+        made += edits
+    return Fixed(file=file, before=before, after=after, edits=tuple(made))
 
 
-def _edits_for(text: str, file: Path) -> Iterator[Edit]:
-    """The edits for what a file says itself and in its profiles; what it extends has edits of its own."""
-    document = _parsed(text, file)
+def without_offers(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield the problems that are left of a file, without the sentence that this command mends them: it could not."""
+    for problem in problems:
+        fix, _, _ = problem.fix.partition("; dmconfig fix ")
+        yield replace(problem, fix=fix if problem.edits else problem.fix)
+
+
+def _next(text: str, file: Path) -> tuple[str, list[Edit | Move]]:
+    """The text after one round, and what was done: words in the places that problems name, else one key moved."""
+    problems = [*_problems_of(text, file)]
+    words = [edit for each in problems for edit in _words_of(each, text)]
+    if words:
+        found = [*dict.fromkeys(words)]
+        return _edited(text, found), [*found]
+    for move in (edit for each in problems for edit in each.edits if isinstance(edit, Move)):
+        mark = _MARK if text.startswith(_MARK) else ""
+        after = moved(text.removeprefix(_MARK), move.path, move.target, move.value)
+        if after is not None:
+            return mark + after, [move]
+    return text, []
+
+
+def _words_of(problem: Problem, text: str) -> tuple[Edit, ...]:
+    """The words that a problem has others for: all of its edits, where each is still about what the text has there."""
+    edits = tuple(edit for edit in problem.edits if isinstance(edit, Edit) and _is_there(text, edit))
+    return edits if len(edits) == len(problem.edits) else ()
+
+
+def _problems_of(text: str, file: Path) -> Iterator[Problem]:
+    """What is wrong with what a file says itself and in its profiles; what it extends is fixed by itself."""
+    document, problems = _parsed(text, file)
+    yield from problems
     profiles = document.data.get(PROFILES) if isinstance(document.data, dict) else None
-    parts = [(), *((PROFILES, name) for name in (profiles if isinstance(profiles, dict) else ()))]
-    found = (problem.edit for path in parts for problem in _problems_in(document, path))
-    yield from dict.fromkeys(edit for edit in found if edit is not None and _is_there(text, edit))
+    for path in ((), *((PROFILES, name) for name in (profiles if isinstance(profiles, dict) else ()))):
+        for problem in _problems_in(document, path):
+            yield replace(problem, edits=tuple(_from_the_root(edit, path) for edit in problem.edits))
 
 
-def _parsed(text: str, file: Path) -> Document:
-    body = text.removeprefix("\N{BYTE ORDER MARK}")
+def _from_the_root(edit: Edit | Move, path: ConfigPath) -> Edit | Move:
+    """An edit of a part of a document that is at a path, as one of the document."""
+    if isinstance(edit, Edit):
+        return edit
+    return replace(edit, path=(*path, *edit.path), target=(*path, *edit.target))
+
+
+def _parsed(text: str, file: Path) -> tuple[Document, tuple[Problem, ...]]:
+    body = text.removeprefix(_MARK)
     try:
-        return parse_document(body, name=str(file), folder=file.absolute().parent, tagged=True)
+        return parse_document(body, name=str(file), folder=file.absolute().parent, tagged=True), ()
     except DocumentError as error:
         if error.document is None:
             raise
-        return error.document
+        return error.document, error.problems
 
 
 def _problems_in(document: Document, root: ConfigPath) -> tuple[Problem, ...]:
@@ -118,7 +155,7 @@ def _standing(text: str, edit: Edit) -> str:
 
 def _start_of(text: str, edit: Edit) -> int:
     """Where an edit starts in a text; a byte order mark is in the text, and in no column."""
-    return offset_of(text, edit.location) + (text.startswith("\N{BYTE ORDER MARK}") and edit.location.line == 1)
+    return offset_of(text, edit.location) + (text.startswith(_MARK) and edit.location.line == 1)
 
 
 def _edited(text: str, edits: list[Edit]) -> str:

@@ -7,6 +7,7 @@ is data: a word is added when somebody has been seen to use it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dmconfig.paths import ConfigPath
 
@@ -33,7 +34,16 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "call_kwargs": "call",
     },
     "pipeline": _SOURCE | _CLASS | _DTYPE,
-    "components": _SOURCE | _CLASS | _DTYPE,
+    "components": {
+        **_SOURCE,
+        **_CLASS,
+        **_DTYPE,
+        **dict.fromkeys(("enable_tiling", "vae_tiling"), "tiling"),
+        **dict.fromkeys(("enable_slicing", "vae_slicing"), "slicing"),
+        **dict.fromkeys(("enable_layerwise_casting", "fp8"), "layerwise_casting"),
+        **dict.fromkeys(("set_attention_backend",), "attention_backend"),
+        **dict.fromkeys(("torch_compile",), "compile"),
+    },
     "pipelines": _CLASS,
     "adapters": {
         **_SOURCE,
@@ -90,6 +100,18 @@ _OFFLOADING = {
     "enable_group_offload": _OFFLOAD_GROUPS,
 }
 
+_WAYS = {
+    key: advice.removeprefix("write low_memory: ").removesuffix(" at the top level")
+    for key, advice in _OFFLOADING.items()
+}
+"""Switches of others -> the value of low_memory that they are."""
+_LISTS = {
+    **dict.fromkeys(("lora", "loras", "lora_weights"), "lora"),
+    **dict.fromkeys(("textual_inversion", "textual_inversions"), "textual_inversion"),
+    **dict.fromkeys(("ip_adapter", "ip_adapters"), "ip_adapter"),
+}
+"""Lists of adapters, by the words of others, and their keys under ``adapters``."""
+
 _ON_COMPONENTS = {
     **dict.fromkeys(("lora", "loras", "lora_weights"), "it belongs under 'adapters.lora'"),
     **dict.fromkeys(("textual_inversion", "textual_inversions", "embeddings"), "it belongs under 'adapters'"),
@@ -126,12 +148,8 @@ _IN_PIPELINE = {
     **_NOT_IN_THE_FILE,
 }
 _IN_COMPONENT = {
-    **dict.fromkeys(("enable_tiling", "vae_tiling"), "use 'tiling'"),
-    **dict.fromkeys(("enable_slicing", "vae_slicing"), "use 'slicing'"),
     **dict.fromkeys(("enable_attention_slicing", "slice_size"), "use 'attention_slicing'"),
-    **dict.fromkeys(("enable_layerwise_casting", "fp8"), "use 'layerwise_casting'"),
-    **dict.fromkeys(("set_attention_backend", "attention"), "use 'attention_backend'"),
-    **dict.fromkeys(("torch_compile",), "use 'compile'"),
+    "attention": "use 'attention_backend'",
     **dict.fromkeys(("enable_cache", "cache_config"), "use 'cache'"),
     **dict.fromkeys(("channels_last",), "write memory_format: channels_last"),
 }
@@ -191,6 +209,34 @@ def renamed_key(path: ConfigPath) -> str | None:
     return RENAMED.get(section_of(path), {}).get(str(path[-1]))
 
 
+def destination(path: ConfigPath, value: Any) -> tuple[ConfigPath, str] | None:
+    """Return where a key belongs that is unknown at path, and what its value is there; None where that is a choice.
+
+    The value is empty where it stays as it is.
+    """
+    key, is_one, where = str(path[-1]), not isinstance(value, (dict, list)) and value is not None, path[:-1]
+    if where in ((), ("pipeline",)) and key in _WAYS and value is True:
+        return ("low_memory",), _WAYS[key]
+    if where in ((), ("pipeline",)) and key in _LISTS and isinstance(value, list):
+        return ("adapters", _LISTS[key]), ""
+    match where:
+        case () if key in _DTYPE or key == "dtype":
+            target: ConfigPath | None = ("pipeline", "dtype")
+        case () if key in _SOURCE and is_one:
+            target = ("pipeline", "source")
+        case () if key in _CALL:
+            target = ("call", key)
+        case () if key in _COMPONENTS and isinstance(value, (dict, list)):
+            target = ("components", key)
+        case ("pipeline",) if key in _DEVICE and not isinstance(value, list):
+            target = ("device_map",)
+        case ("components", str() as name) if key in _DEVICE and is_one:
+            target = ("device_map", name)
+        case _:
+            target = None
+    return (target, "") if target is not None else None
+
+
 def key_hint(path: ConfigPath) -> str:
     """Return what to do with an unknown key at path, or nothing when only its spelling can tell."""
     key = str(path[-1])
@@ -219,18 +265,23 @@ _TEXTS = {"source", "revision", "class", "variant", "subfolder", "offload_folder
 _YES_OR_NO = {"y": "true", "yes": "true", "on": "true", "n": "false", "no": "false", "off": "false"}
 
 
-def ambiguous_hint(path: ConfigPath, text: str) -> str:
-    """Return what a word that is a boolean to some readers of YAML has to be at path, where that is known."""
+def plain_word(path: ConfigPath, text: str) -> str | None:
+    """Return what is meant by a word at path that is a boolean to some readers of YAML, where that is known."""
     meant = _YES_OR_NO.get(text.lower())
     match path:
         case ("low_memory",) | ("device_map", _, "offload") if meant == "false":
-            return "write none"
+            return "none"
         case ("group_offload", str()) if meant:
-            return f"write {meant}"
+            return meant
         case (*_, key) if key in _TEXTS and path[:1] != ("call",):
-            return f"quote it: '{text}'"
+            return f"'{text}'"
         case _:
-            return ""
+            return None
+
+
+def newer_version(noun: str, found: int, known: int) -> tuple[str, str]:
+    """Return what is said of a file whose version is newer than the one that is known, and what to do about it."""
+    return f"{noun} {found}; this dmconfig reads version {known}", "upgrade dmconfig: pip install --upgrade dmconfig"
 
 
 def call_hint(name: str) -> str | None:

@@ -7,12 +7,13 @@ read here, and nothing after this module knows them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dmconfig.document import Document, read_document
 from dmconfig.errors import Code, DocumentError, Problem, ResolveError, nearest
+from dmconfig.hints import newer_version
 from dmconfig.interpolation import InterpolationError, expand
 from dmconfig.merging import Layer, Node, Stage, tree_of
 from dmconfig.paths import ConfigPath, Origin
@@ -20,6 +21,10 @@ from dmconfig.paths import ConfigPath, Origin
 EXTENDS, PROFILES, VERSION = "extends", "profiles", "version"
 FILE_KEYS = (EXTENDS, PROFILES)
 """The keys of a file that are no part of the spec in it."""
+
+FILE_VERSION = 1
+"""The version of the format of specs, which every file says for itself."""
+OF_VERSION = "this file is of schema version"
 
 PROFILE_VARIABLE = "DMCONFIG_PROFILE"
 """The variable of the environment that chooses the profile where nothing else does."""
@@ -44,7 +49,7 @@ def read_files(file: str | Path, overlays: Files = ()) -> list[Document]:
         try:
             documents.append(read_document(each, tagged=True))
         except DocumentError as error:
-            problems.extend(error.problems)
+            problems.extend(_newer(error.document) or error.problems)
             read.append(error.document)
     if problems:
         raise DocumentError(problems, None if documents or len(read) > 1 else read[0])
@@ -84,12 +89,15 @@ def layers_of(
     """Return the layers of a file and of the overlays over it, with all that they extend and their profiles.
 
     Raises: ResolveError: a file that is extended cannot be read or is not the YAML we accept, files extend one another
-        in a circle, ``extends`` or ``profiles`` is not what it should be, or no file has the profile. All at once.
+        in a circle, ``extends`` or ``profiles`` is not what it should be, or no file has the profile. All at once; but
+        files of a newer version of the format say that, and only that.
     """
     files, over = _Family(environ), _Family(environ)
     files.add([document])
     over.add(overlays)
     members = [*files.members.values(), *over.members.values()]
+    if newer := [*files.newer, *over.newer]:
+        raise ResolveError(newer)  # what else they say may well be right there
     problems = [*files.problems, *over.problems, *_other_versions(members)]
     if profile is not None and not problems:
         problems.extend(_unknown(profile, members))
@@ -129,6 +137,7 @@ class _Family:
     environ: Mapping[str, str]
     members: dict[str, _Member] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    newer: list[Problem] = field(default_factory=list)
 
     def add(self, documents: Iterable[Document]) -> None:
         """Take in files, and what they extend."""
@@ -149,6 +158,7 @@ class _Family:
     def _take(self, document: Document, trail: tuple[_Step, ...]) -> str:
         identity = os.path.realpath(document.folder / Path(document.name).name)
         if identity not in self.members:
+            self.newer.extend(_newer(document))
             tree = tree_of(document)
             said = tree.value if isinstance(tree.value, dict) else {}
             found = [self._extended(entry, document, identity, trail) for entry in self._entries(said.get(EXTENDS))]
@@ -182,7 +192,7 @@ class _Family:
         elif target not in self.members and len(self.members) + len(trail) >= MAX_FILES:
             self._problem(Code.TOO_LARGE, (EXTENDS,), entry.origin, f"more than {MAX_FILES} files extend one another")
         else:
-            return self._read(file, os.path.normpath(Path(document.name).parent / Path(text).expanduser()), trail)
+            return self._read(file, document, text, trail)
         return None
 
     def _expanded(self, entry: Node) -> str | None:
@@ -192,17 +202,19 @@ class _Family:
             self._problem(error.code, (EXTENDS,), entry.origin, error.what, why=error.why, fix=error.fix)
             return None
 
-    def _read(self, file: Path, name: str, trail: tuple[_Step, ...]) -> str | None:
-        said = trail[-1]
+    def _read(self, file: Path, document: Document, text: str, trail: tuple[_Step, ...]) -> str | None:
+        """Take in a file that a document names so."""
+        said, name = trail[-1], os.path.normpath(Path(document.name).parent / Path(text).expanduser())
         try:
             return self._take(read_document(file, name=name, tagged=True), trail)
         except DocumentError as error:
+            self.newer.extend(_newer(error.document))
             for problem in error.problems:
                 known = problem in self.problems  # a file that two others extend
                 if problem.location is not None and not known:
                     self.problems.append(problem)
                 elif not known:
-                    fix = problem.fix if file.exists() else _other_file(file, said.name)
+                    fix = problem.fix if file.exists() else _other_file(file, text, trail)
                     self._problem(problem.code, (EXTENDS,), said.said, problem.what, fix=fix)
             return None
 
@@ -241,6 +253,16 @@ class _Family:
         self.problems.append(Problem(code=code, path=path, what=what, why=why, fix=fix, location=origin.location))
 
 
+def _newer(document: Document | None) -> list[Problem]:
+    """The problem of a document of a newer version of the format, if it is one."""
+    version = document.data.get(VERSION) if document is not None and isinstance(document.data, dict) else None
+    if document is None or type(version) is not int or version <= FILE_VERSION:
+        return []
+    what, fix = newer_version(OF_VERSION, version, FILE_VERSION)
+    place = document.values[VERSION,]
+    return [Problem(code=Code.UNSUPPORTED_VERSION, path=(VERSION,), what=what, fix=fix, location=place)]
+
+
 def _names(members: Iterable[_Member]) -> tuple[str, ...]:
     return tuple(sorted({name for member in members for name in member.profiles}))
 
@@ -268,7 +290,13 @@ def _other_versions(members: Iterable[_Member]) -> Iterator[Problem]:
             yield Problem(code=Code.LAYER_CONFLICT, path=(VERSION,), what=what, fix=fix, location=place)
 
 
-def _other_file(file: Path, said_in: str) -> str:
-    beside = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
-    meant = nearest(file.name, beside)
-    return f"did you mean {meant!r}?" if meant else f"check the path; it starts in the folder of {said_in}"
+def _other_file(file: Path, text: str, trail: Sequence[_Step]) -> str:
+    """Advise the file beside it that is meant: one that does not lead back here, as ``text`` names this one."""
+    taken = {step.identity for step in trail}
+    beside = [*file.parent.iterdir()] if file.parent.is_dir() else []
+    specs = [each for each in beside if each.suffix in (".yaml", ".yml") and each.is_file()]
+    known = {each.stem: each.name for each in specs if os.path.realpath(each) not in taken}
+    meant = nearest(file.stem, known)  # of all names the ends are alike
+    if meant is None:
+        return f"check the path; it starts in the folder of {trail[-1].name}"
+    return f"did you mean {text.removesuffix(file.name) + known[meant]!r}?"

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from dmconfig.assembly import PIPELINE, Assembly, Component, left_out_notes, order_notes
 from dmconfig.check import check, check_weights
 from dmconfig.compatibility import dtype_notes
-from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
+from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, ResolveError, SpecError, nearest
 from dmconfig.garbage import gc_paused
 from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
 from dmconfig.layers import Files, read_files
 from dmconfig.measure import Headers, cast_notes, change_notes, lay_out_split, measure, variant_notes
 from dmconfig.paths import render_path
-from dmconfig.phases import told_with_names, told_with_shape
+from dmconfig.phases import told_with_rest, told_with_shape, told_with_values
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
 from dmconfig.spec import REHEARSED, Spec, validate_spec
@@ -97,10 +97,12 @@ def check_file(
         resolved = resolve_file(file, claims, overlays=overlays, profile=profile)
     except DocumentError as error:
         raise told_with_shape(error, lambda document: resolve(document, claims, profile=profile)) from None
+    except ResolveError as error:
+        raise told_with_values(error) from None
     try:
         spec = validate_spec(resolved)
     except SpecError as error:
-        raise told_with_names(error, resolved) from None
+        raise told_with_rest(error, resolved) from None
     if ask_hub:
         from dmconfig.fetch import fetch_indexes
 
@@ -389,8 +391,10 @@ def load_plan(checked: Checked, plan: Plan, progress: Progress) -> dict[str, Dif
             for pipe in pipes:
                 undo.callback(unload, pipe)
             apply_after_placing(checked.resolved, pipes, checked.assembly)
+            from dmconfig.export.remembered import loaded_as
+
             for name, pipe in zip(names, pipes, strict=True):  # for to_spec: what cannot be seen on a pipeline
-                pipe._loaded_as = (checked.resolved, name)
+                pipe._loaded_as = loaded_as(pipe, name, checked.resolved, checked.spec, checked.assembly)
         undo.pop_all()
     return dict(zip(names, pipes, strict=True))
 

@@ -15,6 +15,7 @@ from typing import Any
 from dmconfig.document import APPEND, REPLACE, Document
 from dmconfig.errors import Code, Problem, ResolveError
 from dmconfig.paths import ROOT, ConfigPath, Origin, render_path
+from dmconfig.secrets import HIDDEN, is_secret_key
 
 
 class Stage(IntEnum):
@@ -265,12 +266,12 @@ def _contradictions(path: ConfigPath, claims: Sequence[_Claim]) -> Iterator[Prob
             yield _no_mapping(path, whole[0], claim)
         elif claim.node.mode is Mode.APPEND:
             below = next((other for other in claims if other.node.kind is not tuple), whole[0])
-            what = f"{render_path(path)} is {_shown(below.node)} in {below.node.origin}, not a list to append to"
+            what = f"{render_path(path)} is {_shown(below.node, path)} in {below.node.origin}, not a list to append to"
             yield _problem(Code.BAD_APPEND, path, claim, what, fix="write the whole list, with !replace")
 
 
 def _disagreement(path: ConfigPath, claims: Sequence[_Claim]) -> Problem:
-    said = " and ".join(f"{_shown(claim.node)} in {claim.node.origin}" for claim in claims)
+    said = " and ".join(f"{_shown(claim.node, path)} in {claim.node.origin}" for claim in claims)
     fixes = {
         Stage.FILES: "decide in the file that extends both",
         Stage.PROFILE: "decide in the profile of the file that extends both",
@@ -287,15 +288,18 @@ def _no_mapping(path: ConfigPath, below: _Claim, claim: _Claim) -> Problem:
         ((name, leaf),) = leaf.value.items()
         steps.append(name)
         inside = (*inside, name)
-    whole = str(leaf.plain)
+    whole = HIDDEN if is_secret_key(inside) else str(leaf.plain)
+    shown = HIDDEN if is_secret_key(path) else repr(below.node.plain)
     for name in reversed(steps):
         whole = f"{{{name}: {whole}}}"
-    what = f"{render_path(path)} is {below.node.plain!r}, not a mapping, so {render_path(inside)} cannot be set in it"
+    what = f"{render_path(path)} is {shown}, not a mapping, so {render_path(inside)} cannot be set in it"
     fix = f"set the whole of it: {render_path(path)}={whole.removesuffix('}')}, ...}}"
     return _problem(Code.BAD_OVERRIDE, inside, claim, what, fix=fix)
 
 
-def _shown(node: Node) -> str:
+def _shown(node: Node, path: ConfigPath) -> str:
+    if node.kind is object and is_secret_key(path):
+        return HIDDEN
     if node.kind is object:
         is_word = node.value is None or isinstance(node.value, bool)
         return str(node.value).lower().replace("none", "null") if is_word else repr(node.value)

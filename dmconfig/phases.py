@@ -6,19 +6,46 @@ an earlier problem is not told; what a later phase says of other lines is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 from dmconfig.check import check
 from dmconfig.document import Document
-from dmconfig.errors import Code, DMConfigError, DocumentError, Problem, SpecError
+from dmconfig.errors import Code, DMConfigError, DocumentError, Move, Problem, ResolveError, SpecError, nearest
+from dmconfig.hints import renamed_key
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.spec import validate_spec
+from dmconfig.spec import PipelineSpec, Spec, validate_spec
+from dmconfig.validation import keys
 
-_OF_NAMES = {Code.UNKNOWN_COMPONENT, Code.UNKNOWN_CALL_ARGUMENT, Code.UNKNOWN_CLASS, Code.SOURCE_NOT_FOUND}
-"""What is wrong with a name in the file whatever else the file says."""
+_PIPELINE = frozenset({"pipeline", "pipelines"})
+_PARTS = _PIPELINE | {"components"}
+_NOT_PLACED = frozenset({"reserve", "calls", "execution_device"})
+"""Sections that say nothing of what there is and of how it is brought."""
+_DEPENDS: Mapping[Code, frozenset[str]] = {
+    Code.SOURCE_NOT_FOUND: frozenset(),
+    Code.BAD_DEVICE: frozenset(),
+    Code.UNKNOWN_COMPONENT: _PIPELINE,
+    Code.UNKNOWN_CALL_ARGUMENT: _PIPELINE,
+    Code.INPUT_UNREADABLE: _PIPELINE,
+    Code.WRONG_TYPE: _PIPELINE,
+    Code.UNKNOWN_CLASS: _PIPELINE,
+    Code.CLASS_MISMATCH: _PIPELINE,
+    Code.UNKNOWN_SWITCH: _PIPELINE,
+    Code.MOVING_REVISION: frozenset({"allow_moving_revision"}),
+    Code.NOT_A_MODULE: _PARTS,
+    Code.UNKNOWN_MODULE: _PARTS,
+    Code.BAD_ADAPTER: _PARTS,
+    Code.BAD_QUANTIZATION: _PARTS,
+    Code.BAD_DTYPE: _PARTS,
+    Code.CODE_NOT_TRUSTED: _PARTS,
+    Code.PICKLE_NOT_TRUSTED: _PARTS,
+}
+"""What a rule complains of -> the sections that can make it wrong, beside the entry that it stands in.
+
+Rules that are not here look at several places, or at what is not there: they speak where only ``_NOT_PLACED`` is wrong.
+"""
 
 
 def told_with_shape(error: DocumentError, resolve: Callable[[Document], Resolved]) -> DMConfigError:
@@ -28,42 +55,97 @@ def told_with_shape(error: DocumentError, resolve: Callable[[Document], Resolved
     """
     if error.document is None:
         return error
-    later = _later_problems(error.document, resolve)
-    if [problem.code for problem in later] == [Code.UNSUPPORTED_VERSION]:
-        return SpecError(later)
-    unread = Code.UNSUPPORTED_YAML in {problem.code for problem in error.problems}
-    independent = [each for each in later if not (unread and each.code is Code.MISSING_KEY)]
-    return DocumentError([*error.problems, *_elsewhere(independent, error.problems)], error.document)
-
-
-def told_with_names(error: SpecError, resolved: Resolved) -> SpecError:
-    """Return an error of a spec's shape with what is wrong with the names in the rest of the file."""
-    data = resolved.data
-    for path in sorted((problem.path for problem in error.problems), key=len, reverse=True):
-        data = _without(data, path)
-    return SpecError([*error.problems, *_elsewhere(_wrong_names(replace(resolved, data=data)), error.problems)])
-
-
-def _later_problems(document: Document, resolve: Callable[[Document], Resolved]) -> Sequence[Problem]:
-    """What phases after reading say of a document that could be read in part."""
+    problems, resolved = [*error.problems], None
     try:
-        resolved = resolve(document)
-    except DMConfigError as error:
-        return error.problems
+        resolved = resolve(error.document)
+    except ResolveError as later:
+        problems += _elsewhere(later.problems, problems)
+        resolved = later.resolved
+    found = problems if resolved is None else _with_later(problems, resolved)
+    return found if isinstance(found, SpecError) else DocumentError(found, error.document)
+
+
+def told_with_values(error: ResolveError) -> DMConfigError:
+    """Return an error of layers with what is wrong with the rest, where only single values could not be told."""
+    if error.resolved is None:
+        return error
+    found = _with_later(error.problems, error.resolved)
+    return found if isinstance(found, SpecError) else ResolveError(found, error.resolved)
+
+
+def told_with_rest(error: SpecError, resolved: Resolved) -> SpecError:
+    """Return an error of a spec's shape with what the rules say of the rest of the file."""
+    return SpecError([*error.problems, *_of_the_rest(resolved, error.problems)])
+
+
+def _with_later(problems: Sequence[Problem], resolved: Resolved) -> list[Problem] | SpecError:
+    """Problems with those of the shape and of the rules that are elsewhere; of a newer version, only that."""
+    known = [*problems]
     try:
         validate_spec(resolved)
-    except SpecError as error:
-        return told_with_names(error, resolved).problems
-    return _wrong_names(resolved)
+    except SpecError as shape:
+        if [problem.code for problem in shape.problems] == [Code.UNSUPPORTED_VERSION]:
+            return shape
+        # what could not be read is no key, and not a missing one either
+        unread = Code.UNSUPPORTED_YAML in {problem.code for problem in problems}
+        found = [each for each in shape.problems if not (unread and each.code is Code.MISSING_KEY)]
+        known += _elsewhere(found, problems)
+    return [*known, *_of_the_rest(resolved, known)]
 
 
-def _wrong_names(resolved: Resolved) -> list[Problem]:
-    """What is wrong with the names in a spec; nothing where it is not one."""
+def _of_the_rest(resolved: Resolved, known: Sequence[Problem]) -> list[Problem]:
+    """What the rules say of a spec without what is known to be wrong in it; nothing where that is no spec.
+
+    A problem that may come of what was left out is not told.
+    """
+    data = resolved.data
+    for path in sorted((problem.path for problem in known), key=len, reverse=True):
+        data = _without(data, path)
+    rest = replace(resolved, data=data)
     try:
-        check(resolved, validate_spec(resolved))
+        check(rest, validate_spec(rest))
     except DMConfigError as error:
-        return [problem for problem in error.problems if problem.code in _OF_NAMES]
+        wrong = {_section_of(problem) for problem in known}
+        told = (each for each in error.problems if _is_independent(each, wrong))
+        return [each for each in _elsewhere(told, known) if not _shares_its_entry(each, known)]
     return []
+
+
+_ANY = "*"
+_OF_WEIGHTS = ("dtype", "variant", "variant_missing", "allow_pickle", "local_files_only")
+"""Keys of the pipeline that do not tell which one it is."""
+
+
+def _section_of(problem: Problem) -> str:
+    """The section that a problem is of: of an unknown key, the one that it may have meant; ``_ANY`` where none is near.
+
+    Keys of the pipeline that do not tell which one it is are sections by themselves.
+    """
+    path = problem.path
+    if target := next((edit.target for edit in problem.edits if isinstance(edit, Move)), None):
+        path = target
+    elif problem.code in (Code.UNKNOWN_KEY, Code.RENAMED_KEY):
+        known = [*keys(PipelineSpec if path[:-1] == ("pipeline",) else Spec)]
+        meant = renamed_key(path) or nearest(str(path[-1]), known)
+        path = path if len(path) > 1 and path[0] != "pipeline" else (*path[:-1], meant or _ANY)
+    if path[:1] == ("pipeline",) and len(path) > 1 and path[1] in _OF_WEIGHTS:
+        return str(path[1])
+    return str(path[0]) if path else _ANY
+
+
+def _is_independent(problem: Problem, wrong: Set[str]) -> bool:
+    """Whether what a problem says does not depend on any section with something wrong."""
+    depends = _DEPENDS.get(problem.code)
+    return wrong <= _NOT_PLACED if depends is None else not wrong & depends
+
+
+def _shares_its_entry(problem: Problem, known: Sequence[Problem]) -> bool:
+    """Whether something else in the same entry of a section (a component, a place, an adapter) is wrong."""
+    return (
+        len(problem.path) > 1
+        and problem.path[0] != "call"
+        and any(each.path[:2] == problem.path[:2] or each.path == problem.path[:1] for each in known)
+    )
 
 
 def _elsewhere(problems: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:

@@ -7,16 +7,18 @@ has in plain text is left out.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dmconfig.errors import Code, Problem
 from dmconfig.inputs import BY_PATH
 from dmconfig.paths import ROOT, ConfigPath, Origin, render_path
 from dmconfig.resolve import Resolved
-from dmconfig.secrets import HIDDEN, is_secret_name, is_token, redact
+from dmconfig.secrets import HIDDEN, is_secret_key, is_token, redact
 from dmconfig.source import is_local
 from dmconfig.spec import DEFAULT_RESERVE, Spec
 from dmconfig.units import GIB
@@ -110,6 +112,14 @@ def as_json(value: Any) -> Any:
             return value
 
 
+def not_in_json(resolved: Resolved) -> Iterator[Problem]:
+    """Yield a problem per number of a spec that JSON cannot say."""
+    for path, value in _leaves(resolved.data, ROOT):
+        if isinstance(value, float) and not math.isfinite(value):
+            what = f"JSON has no way to write {value}"
+            yield resolved.problem(Code.BAD_VALUE, path, what, fix="print it as text: leave --format json out")
+
+
 def _leaves(value: Any, path: ConfigPath) -> Iterator[tuple[ConfigPath, Any]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
@@ -144,14 +154,19 @@ def _hidden(resolved: Resolved) -> Iterator[ConfigPath]:
 def _is_hidden(resolved: Resolved, path: ConfigPath, value: Any) -> bool:
     """Whether a value is a secret in plain text."""
     template = resolved.templates.get(path)
-    is_secret = isinstance(value, str) and (is_token(value) or bool(path and is_secret_name(str(path[-1]))))
+    is_secret = isinstance(value, str) and (is_token(value) or is_secret_key(path))
     return is_secret and not (template and template.is_secret)
 
 
 def _is_path(path: ConfigPath, value: Any) -> bool:
     """Whether a value is a path that starts in the folder of the file that says it."""
     match path:
-        case ("pipeline", "source") | ("components", _, "source"):
+        case (
+            ("pipeline", "source" | "config")
+            | ("components", _, "source" | "config")
+            | ("components", _, int(), "source" | "config")
+            | ("adapters", _, int(), "source")
+        ):
             return isinstance(value, str) and is_local(value)
         case ("offload_folder",):
             return isinstance(value, str)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dmconfig.errors import Problem, problem_head, problem_lines
 from dmconfig.paths import Location, lines_of, render_path
-from dmconfig.secrets import redact
+from dmconfig.secrets import redact, without_values
 
 WIDTH = 100
 """The most columns shown of a line of the file; of a longer one, those around the place."""
@@ -27,7 +27,7 @@ def problem_blocks(problems: Iterable[Problem]) -> Iterator[str]:
     """
     lines: dict[str, list[str]] = {}
     for problem in problems:
-        excerpt = _excerpt(problem.location, lines) if problem.location else []
+        excerpt = _excerpt(problem, problem.location, lines) if problem.location else []
         yield "\n".join([problem_head(problem), *excerpt, *problem_lines(problem)])
 
 
@@ -64,14 +64,15 @@ def _escaped(text: str, escapes: dict[str, str]) -> str:
     return "".join(escapes.get(character, character) for character in text)
 
 
-def _excerpt(location: Location, lines: dict[str, list[str]]) -> list[str]:
+def _excerpt(problem: Problem, location: Location, lines: dict[str, list[str]]) -> list[str]:
     """The line at a place, and a mark under what stands there."""
     if location.file not in lines:
         lines[location.file] = _lines_of(location.file)
     known = lines[location.file]
     if not location.length or location.line > len(known):
         return []
-    line = _printable(redact(known[location.line - 1].rstrip()))
+    line = known[location.line - 1].rstrip()
+    line = _printable(redact(line if problem.path[:2] == ("adapters", "textual_inversion") else without_values(line)))
     start = location.column - 1
     marked = line[start : start + location.length]
     text, column = _around(line, start)

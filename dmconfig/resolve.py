@@ -20,7 +20,7 @@ from dmconfig.interpolation import InterpolationError, expand
 from dmconfig.layers import FILE_KEYS, chosen_profile, layers_of
 from dmconfig.merging import Layer, Mode, Node, Stage, Style, merge, tree_from, tree_of
 from dmconfig.paths import ROOT, ConfigPath, Location, Origin, render_path
-from dmconfig.secrets import is_secret_name, remember
+from dmconfig.secrets import HIDDEN, is_secret_key, is_secret_name, remember, without
 
 DOTTED_KEYS = {"device_map": ("execution", "offload", "storage")}
 """Mappings whose keys may hold dots (module paths), and the keys of their entries.
@@ -60,7 +60,8 @@ class Template:
 class Resolved:
     """What all layers say together, as plain data, and where each value, and each key, came from.
 
-    ``templates`` are the values that were written with variables; ``profiles`` are those that could be chosen.
+    ``templates`` are the values that were written with variables; ``profiles`` are those that could be chosen;
+    ``secrets`` are the texts that must not be shown, by the paths of the values that they are, or are in.
     """
 
     data: Any
@@ -68,6 +69,7 @@ class Resolved:
     keys: Mapping[ConfigPath, Origin] = field(repr=False)
     templates: Mapping[ConfigPath, Template] = field(default_factory=dict, repr=False)
     profiles: tuple[str, ...] = ()
+    secrets: Mapping[ConfigPath, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def origin(self, path: ConfigPath, *, key: bool = False) -> Origin:
         """Return where path's value (or its key) came from; of a path that is nowhere, its nearest ancestor."""
@@ -93,7 +95,8 @@ class Resolved:
     ) -> Problem:
         """Return a problem placed where path was set; ``key`` points at the key rather than its value."""
         location, origin = self.place(path, key=key)
-        return Problem(code=code, path=path, what=what, why=why, fix=fix, location=location, origin=origin)
+        problem = Problem(code=code, path=path, what=what, why=why, fix=fix, location=location, origin=origin)
+        return self._without_secrets(problem)
 
     def located(self, problems: Iterable[Problem], path: ConfigPath | None = None) -> list[Problem]:
         """Return problems found without the file, each at the place of path, or, for None, of its own path."""
@@ -101,7 +104,16 @@ class Resolved:
 
     def _located(self, problem: Problem, path: ConfigPath) -> Problem:
         location, origin = self.place(path)
-        return replace(problem, path=path, location=location, origin=origin)
+        return self._without_secrets(replace(problem, path=path, location=location, origin=origin))
+
+    def _without_secrets(self, problem: Problem) -> Problem:
+        for path, texts in self.secrets.items():
+            is_about = path[: len(problem.path)] == problem.path or problem.path[: len(path)] == path
+            what, why, fix = (
+                without(text, texts, is_about=is_about) for text in (problem.what, problem.why, problem.fix)
+            )
+            problem = replace(problem, what=what, why=why, fix=fix)
+        return problem
 
 
 def resolve(
@@ -164,10 +176,13 @@ def _keys_of_files(claims: Iterable[Override]) -> Iterator[Problem]:
 def _resolved(tree: Node, environ: Mapping[str, str] | None, profiles: tuple[str, ...] = ()) -> Resolved:
     flattening = _Flattening(environ)
     data = flattening.data(tree, ROOT)
-    if flattening.problems:
-        raise ResolveError(flattening.problems)
     values, keys, templates = flattening.values, flattening.keys, flattening.templates
-    return Resolved(data=data, values=values, keys=keys, templates=templates, profiles=profiles)
+    resolved = Resolved(
+        data=data, values=values, keys=keys, templates=templates, profiles=profiles, secrets=flattening.secrets
+    )
+    if flattening.problems:
+        raise ResolveError(flattening.problems, resolved)
+    return resolved
 
 
 @dataclass(slots=True)
@@ -178,6 +193,7 @@ class _Flattening:
     values: dict[ConfigPath, Origin] = field(default_factory=dict)
     keys: dict[ConfigPath, Origin] = field(default_factory=dict)
     templates: dict[ConfigPath, Template] = field(default_factory=dict)
+    secrets: dict[ConfigPath, tuple[str, ...]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def data(self, node: Node, path: ConfigPath) -> Any:
@@ -190,9 +206,15 @@ class _Flattening:
         value = node.value
         if isinstance(value, str) and "$" in value and node.style is not Style.GIVEN and self.environ is not None:
             value = self._expanded(node, path, self.environ)
-        if isinstance(value, str) and path and is_secret_name(str(path[-1])):
-            remember(value)
+        if is_secret_key(path) and value is not None and not isinstance(value, bool):
+            self._hide(path, str(value))
         return value
+
+    def _hide(self, path: ConfigPath, *secrets: str) -> None:
+        """Keep texts out of all that is said from now on."""
+        self.secrets[path] = (*self.secrets.get(path, ()), *secrets)
+        for secret in secrets:
+            remember(secret)
 
     def _key(self, node: Node, path: ConfigPath) -> str:
         key = str(path[-1])
@@ -210,9 +232,9 @@ class _Flattening:
         template = self.templates[path] = Template(
             text=node.value, variables=expansion.variables, is_text=node.style is Style.QUOTED
         )
-        for name in expansion.variables:
-            if is_secret_name(name):
-                remember(environ[name])
+        secrets = [environ[name] for name in expansion.variables if is_secret_name(name)]
+        if secrets:
+            self._hide(path, *secrets, expansion.text)
         return expansion.text if template.is_text else self._read(expansion.text, template, node, path)
 
     def _read(self, text: str, template: Template, node: Node, path: ConfigPath) -> Any:
@@ -227,6 +249,8 @@ class _Flattening:
     def _problem(
         self, code: Code, origin: Origin, path: ConfigPath, what: str, *, why: str = "", fix: str = ""
     ) -> None:
+        texts = (without(text, self.secrets.get(path, ()), is_about=True) for text in (what, why, fix))
+        what, why, fix = texts
         problem = Problem(
             code=code, path=path, what=what, why=why, fix=fix, location=origin.location, origin=origin.words
         )
@@ -242,14 +266,18 @@ def override_from_text(assignment: str, flag: str = "--set") -> Override:
     Raises: ResolveError: no ``=``, an empty part of the key, or a value that is not YAML.
     """
     key, separator, text = assignment.partition("=")
-    origin = f"{flag} {assignment}"
+    shown = f"{key}={HIDDEN}" if separator and is_secret_key(_split(key.strip())) else assignment
+    origin = f"{flag} {shown}"
     if not separator or not all(part.strip() for part in key.split(".")):
         fix = f"write {flag} device_map.unet=cuda:0"
-        raise ResolveError([_bad(f"{assignment!r} is not of the form key.path=value", origin, fix)])
+        raise ResolveError([_bad(f"{shown!r} is not of the form key.path=value", origin, fix)])
     try:
         value = parse_document(text, name=origin, folder=Path.cwd()).data
     except DocumentError as error:
-        raise ResolveError([_bad(problem.what, origin, problem.fix) for problem in error.problems]) from None
+        told = [(each.what, each.fix) for each in error.problems]
+        if shown != assignment:
+            told = [("its value cannot be read as YAML", f"quote it: {flag} \"{key}='...'\"")]
+        raise ResolveError([_bad(what, origin, fix) for what, fix in told]) from None
     return Override(path=_split(key.strip()), value=value, origin=origin, folder=Path.cwd())
 
 

@@ -58,7 +58,9 @@ def _result(problem: Problem, file: str, rules: Mapping[Code, int]) -> dict[str,
         "message": {"text": f"{problem.origin}: {text}" if problem.origin else text},
         "locations": [location],
     }
-    return result | ({"fixes": [_fix(problem.edit)]} if problem.edit else {})
+    edits = [edit for edit in problem.edits if isinstance(edit, Edit)]
+    is_whole = edits and len(edits) == len(problem.edits)  # where a key moves to is for its file's text to say
+    return result | ({"fixes": [_fix(edits)]} if is_whole else {})
 
 
 def _physical(location: Location) -> dict[str, Any]:
@@ -70,12 +72,15 @@ def _region(location: Location) -> dict[str, int]:
     return region | ({"endColumn": location.column + location.length} if location.length else {})
 
 
-def _fix(edit: Edit) -> dict[str, Any]:
+def _fix(edits: Sequence[Edit]) -> dict[str, Any]:
     change = {
-        "artifactLocation": _artifact(edit.location.file),
-        "replacements": [{"deletedRegion": _region(edit.location), "insertedContent": {"text": edit.new}}],
+        "artifactLocation": _artifact(edits[0].location.file),
+        "replacements": [
+            {"deletedRegion": _region(edit.location), "insertedContent": {"text": edit.new}} for edit in edits
+        ],
     }
-    return {"description": {"text": f"{edit.old} -> {edit.new}"}, "artifactChanges": [change]}
+    words = ", ".join(f"{edit.old} -> {edit.new}" for edit in edits)
+    return {"description": {"text": words}, "artifactChanges": [change]}
 
 
 def _artifact(file: str) -> dict[str, str]:

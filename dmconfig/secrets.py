@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 HIDDEN = "(secret)"
 _WORDS = frozenset({
@@ -19,10 +20,16 @@ _TOKEN = re.compile(
 )
 """Access tokens of the hub and of hosts of code, and the user and password in an address."""
 
+_ENTRY = re.compile(r"""(["']?([A-Za-z][\w-]*)["']?:[ ]+)(?![|>&*!{\[$<])("[^"]*"|'[^']*'|[^\s#,}\]]+)""")
+"""A key and its value on one line."""
+
+_SHORT_WORD = 3
 _SHORTEST = 6
 """A shorter value is in too many words to be hidden wherever it occurs."""
 
 _remembered: set[str] = set()
+_NO_SECRETS: tuple[tuple[str | int, ...], ...] = (("adapters", "textual_inversion", -1, "token"),)
+"""Keys of a spec that are only called like a secret, by their paths; -1 stands for any item of a list."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -34,6 +41,32 @@ def is_secret_name(name: str) -> bool:
         return False
     words = name.lower().replace("-", "_").split("_")
     return any(word in _WORDS or word.endswith(_ENDINGS) for word in words)
+
+
+def is_secret_key(path: tuple[str | int, ...]) -> bool:
+    """Tell whether what stands at a path of a file is a secret, by the name of its key."""
+    known = tuple(-1 if isinstance(part, int) else part for part in path)
+    return bool(path) and is_secret_name(str(path[-1])) and known not in _NO_SECRETS
+
+
+def without(text: str, secrets: Iterable[str], *, is_about: bool) -> str:
+    """Return text without the secrets of a file, however short they are.
+
+    Messages quote what they show, so a short secret is looked for in quotes. In text that ``is_about`` its value it
+    is also looked for as a word by itself, unless it is one that any sentence may have.
+    """
+    for secret in sorted({*secrets} - {""}, key=len, reverse=True):
+        quoted = {repr(secret), json.dumps(secret)}
+        for each in quoted:
+            text = text.replace(each, HIDDEN)
+        if is_about and (len(secret) > _SHORT_WORD or not secret.isalpha()):
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", HIDDEN, text)
+    return text
+
+
+def without_values(line: str) -> str:
+    """Return a line of a YAML file without what stands in it behind a key that is named like a secret."""
+    return _ENTRY.sub(lambda found: found[1] + HIDDEN if is_secret_name(found[2]) else found[0], line)
 
 
 def is_token(text: str) -> bool:

@@ -22,9 +22,9 @@ from dmconfig.devices import (
     nearest_device,
     parse_device,
 )
-from dmconfig.errors import Code, Edit, Problem, SpecError, nearest
-from dmconfig.hints import VALUE_HINTS, key_hint, renamed_key
-from dmconfig.layers import FILE_KEYS
+from dmconfig.errors import Code, Edit, Move, Problem, SpecError, nearest
+from dmconfig.hints import VALUE_HINTS, destination, key_hint, renamed_key
+from dmconfig.layers import FILE_KEYS, FILE_VERSION, OF_VERSION
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.units import (
@@ -57,7 +57,7 @@ from dmconfig.validation import (
     wrong_type,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = FILE_VERSION
 DEFAULT_RESERVE = 3 * GIB // 2
 """1.5 GiB: what decoding one 1024 px image takes in bfloat16 in every AutoencoderKL, more than most denoisers need."""
 REHEARSED = "rehearsed"
@@ -859,7 +859,8 @@ def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem | None:
     match path:
         case ("device_map" | "components" as section, str() as name, *_) if name in keys(Spec):
             what, fix = f"{name!r} is no component", "it belongs at the top level"
-            return resolved.problem(Code.UNKNOWN_KEY, (section, name), what, fix=fix, key=True)
+            problem = resolved.problem(Code.UNKNOWN_KEY, (section, name), what, fix=fix, key=True)
+            return _with_edits(problem, resolved, ((name,), ""))
     match detail["type"]:
         case "extra_forbidden":
             return _unknown_key(path, resolved)
@@ -894,13 +895,36 @@ def _unknown_key(path: ConfigPath, resolved: Resolved) -> Problem:
     new = renamed_key(path)
     if new is not None:
         return _renamed_key(path, new, resolved)
-    fix = key_hint(path) or _where_it_belongs(key) or nearest_key(key, known)
+    places = _places_of(key)
+    fix = key_hint(path) or _where_it_belongs(places) or nearest_key(key, known)
     strange = next((character for character in key if not character.isascii()), None)
     if strange:
         fix = f"{fix} The" if fix else "the"
         fix += f" character U+{ord(strange):04X} in it may only look like another"
     why = f"the keys accepted here are: {', '.join(known)}"
-    return resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
+    problem = resolved.problem(Code.UNKNOWN_KEY, path, f"unknown key {key!r}", why=why, fix=fix, key=True)
+    is_of_all = path[:-1] in ((), ("pipeline",))  # what is said of one component is not said of all for certain
+    sure = _SURE.get(places[0]) if is_of_all and len(places) == 1 and not key_hint(path) else None
+    target = destination(path, value_at(resolved.data, path)) or (((*sure, key), "") if sure is not None else None)
+    return problem if target is None else _with_edits(problem, resolved, target)
+
+
+def _with_edits(problem: Problem, resolved: Resolved, target: tuple[ConfigPath, str]) -> Problem:
+    """A problem of a key at the wrong level with what moves it, unless something is in the way."""
+    path, (there, value) = problem.path, target
+    if problem.location is None or not _is_free(resolved.data, there):
+        return problem
+    move = Move(location=problem.location, path=path, target=there, value=value)
+    return replace(problem, fix=f"{problem.fix}; dmconfig fix {problem.location.file} does it", edits=(move,))
+
+
+def _is_free(data: Any, path: ConfigPath) -> bool:
+    """Whether a key can be put at a path: it is not there, and what is to hold it is a mapping or not there either."""
+    for key in path[:-1]:
+        data = data.get(key, {})
+        if not isinstance(data, dict):
+            return False
+    return path[-1] not in data
 
 
 def _renamed_key(path: ConfigPath, new: str, resolved: Resolved) -> Problem:
@@ -915,7 +939,7 @@ def _renamed_key(path: ConfigPath, new: str, resolved: Resolved) -> Problem:
     if problem.location is None:
         return problem
     edit = Edit(location=problem.location, old=old, new=new)
-    return replace(problem, fix=f"{problem.fix}; dmconfig fix {problem.location.file} writes it", edit=edit)
+    return replace(problem, fix=f"{problem.fix}; dmconfig fix {problem.location.file} writes it", edits=(edit,))
 
 
 def _model_at(path: ConfigPath) -> type[Model]:
@@ -947,16 +971,25 @@ def _model_at(path: ConfigPath) -> type[Model]:
             return PlacementSpec
 
 
-def _where_it_belongs(key: str) -> str:
-    places: dict[str, type[Model]] = {
-        "at the top level": Spec,
-        "under 'pipeline'": PipelineSpec,
-        "under 'components.<name>'": ComponentSpec,
-        "under 'device_map.<component>'": PlacementSpec,
-        "under 'group_offload'": GroupOffloadSpec,
-    }
-    found = [place for place, model in places.items() if key in keys(model)]
-    return f"it belongs {' or '.join(found)}" if found else ""
+_PLACES: Mapping[str, type[Model]] = {
+    "at the top level": Spec,
+    "under 'pipeline'": PipelineSpec,
+    "under 'components.<name>'": ComponentSpec,
+    "under 'device_map.<component>'": PlacementSpec,
+    "under 'group_offload'": GroupOffloadSpec,
+}
+_SURE: Mapping[str, ConfigPath] = {
+    "at the top level": (), "under 'pipeline'": ("pipeline",), "under 'group_offload'": ("group_offload",),
+}  # fmt: skip
+"""The places that are one mapping of a file."""
+
+
+def _places_of(key: str) -> list[str]:
+    return [place for place, model in _PLACES.items() if key in keys(model)]
+
+
+def _where_it_belongs(places: list[str]) -> str:
+    return f"it belongs {' or '.join(places)}" if places else ""
 
 
 def _device_advice(path: ConfigPath, given: Any, what: str) -> tuple[str, str]:
@@ -1025,7 +1058,7 @@ def _type_advice(path: ConfigPath, expected: str, given: Any) -> str:
 _SPEC_FILE = FileKind(
     model=Spec,
     version=SCHEMA_VERSION,
-    noun="this file is of schema version",
+    noun=OF_VERSION,
     beginning="'version: 1' and 'pipeline: {source: ./folder}'",
     sections=(Section(name="max_memory", read=parse_device), Section(name="reserve", read=parse_device)),
     translate=_translate,

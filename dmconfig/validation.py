@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from dmconfig.devices import nearest_device
 from dmconfig.errors import Code, DMConfigError, Problem, nearest
-from dmconfig.hints import VALUE_HINTS
+from dmconfig.hints import VALUE_HINTS, newer_version
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.units import SIZE_FORMS, SIZE_PATTERN, parse_size
@@ -75,8 +75,7 @@ def validated(resolved: Resolved, kind: FileKind[M]) -> M:
         raise kind.error([resolved.problem(Code.MISSING_KEY, ROOT, what, fix=f"start it with {kind.beginning}")])
     version = data.get("version")
     if type(version) is int and version > kind.version:
-        what = f"{kind.noun} {version}; this dmconfig reads version {kind.version}"
-        fix = "upgrade dmconfig: pip install --upgrade dmconfig"
+        what, fix = newer_version(kind.noun, version, kind.version)
         raise kind.error([resolved.problem(Code.UNSUPPORTED_VERSION, ("version",), what, fix=fix)])
     problems = [problem for section in kind.sections for problem in _named_twice(resolved, section)]
     try:

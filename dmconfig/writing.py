@@ -6,6 +6,8 @@ of specs replace variables.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from dmconfig.interpolation import escape
 from dmconfig.paths import ROOT, ConfigPath
 
 _INDENT = "  "
+_JSON_TOKEN = re.compile(r'(\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\x7f)|\\.|"|(?<![\d.])(-?\d+e[-+]?\d+)')
+"""What JSON and YAML write differently: characters of two escapes, and numbers with an exponent and no dot."""
 _COMMENT_COLUMN = 48
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 
@@ -27,6 +31,23 @@ class Verbatim:
 
     text: str
     is_text: bool
+
+
+def json_text(data: Any) -> str:
+    """Return data as JSON that is YAML too: every reader, of either version, sees the same text and numbers.
+
+    Raises: ValueError: a number is infinite, or none, which JSON cannot say.
+    """
+    inside = False
+
+    def rewritten(token: re.Match[str]) -> str:
+        nonlocal inside
+        inside ^= token[0] == '"'
+        if token[1] is not None:
+            return "\\u007f" if token[1] == "\x7f" else str(json.loads(f'"{token[1]}"'))
+        return token[0] if token[2] is None or inside else _float(float(token[2]))
+
+    return _JSON_TOKEN.sub(rewritten, json.dumps(data, indent=2, allow_nan=False))
 
 
 def as_yaml(data: Mapping[str, Any], comments: Mapping[ConfigPath, str] | None = None) -> str:

@@ -35,7 +35,7 @@ LAYERS = (
     {"layers"},
     {"resolve"},
     {"validation", "gguf"},
-    {"catalog", "spec", "editing", "inventory", "transfers", "layout", "offload", "inputs"},
+    {"catalog", "spec", "editing", "rearranging", "inventory", "transfers", "layout", "offload", "inputs"},
     {"machine", "configs", "layouts", "checkpoint"},
     {"source"},
     {"adapters", "quantization", "switches"},

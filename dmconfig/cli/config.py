@@ -32,8 +32,9 @@ def config(
 
     Save it beside FILE: relative paths in it start there.
     """
+    from dmconfig.errors import SpecError
     from dmconfig.load import resolve_file
-    from dmconfig.provenance import as_json, config_data, config_text, provenance_data, values_of
+    from dmconfig.provenance import as_json, config_data, config_text, not_in_json, provenance_data, values_of
     from dmconfig.spec import validate_spec
 
     with exit_on_problems(format_):
@@ -44,6 +45,8 @@ def config(
         if format_ is Format.TEXT:
             show(config_text(resolved, folder, told).removesuffix("\n"))
             return
+        if problems := [*not_in_json(resolved)]:
+            raise SpecError(problems)
         data = as_json(config_data(resolved, folder, told))
         values = [provenance_data(value) for value in values_of(resolved, folder, spec)] if provenance else []
         print_json({"config": data, "provenance": values} if provenance else data)

@@ -17,7 +17,9 @@ def fix(
         bool, typer.Option("--check", help="Write nothing; end with 2 if a file would change. For CI.")
     ] = False,
 ) -> None:
-    """Rename keys that are called something else here, in place; print what changed, and what is still wrong.
+    """Rename and move keys that are called something else here, or belong elsewhere; print what changed.
+
+    Words that need quotes get them. What is still wrong is printed too.
 
     Comments and all other text stay as they are. What a file extends is fixed when it is named itself.
     """
@@ -27,7 +29,7 @@ def fix(
 
 def _fix(file: Path, *, check: bool) -> int:
     from dmconfig.errors import Code, DMConfigError
-    from dmconfig.fixing import fixed
+    from dmconfig.fixing import fixed, without_offers
     from dmconfig.load import check_file
 
     try:
@@ -40,7 +42,7 @@ def _fix(file: Path, *, check: bool) -> int:
         check_file(file)
     except DMConfigError as error:
         still = tuple(problem for problem in error.problems if problem.code is not Code.UNSET_VARIABLE)
-        print_problems(still, Format.TEXT)
+        print_problems(still if check else tuple(without_offers(still)), Format.TEXT)
         return error.exit_code if still else 0
     if not change.edits:
         typer.echo(f"{file}: nothing to fix")

@@ -67,9 +67,9 @@ def print_plan(planned: Plan, format_: Format) -> None:
 
 def print_json(data: Any) -> None:
     """Print data as JSON, without the secrets in it."""
-    import json
+    from dmconfig.writing import json_text
 
-    show(json.dumps(data, indent=2))
+    show(json_text(data))
 
 
 def terminal_width() -> int | None:

@@ -30,7 +30,8 @@ def main() -> None:
     gc.set_threshold(100_000)
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        (command_line([verb]) if verb in VERBS else whole_command_line())()
+        command = command_line([verb]) if verb in VERBS else whole_command_line()
+        command(prog_name="dmconfig")  # also as python -m dmconfig, whose name no shell could complete
     except Exception as error:
         if TRACEBACK in os.environ:
             raise

@@ -13,13 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from dmconfig.assembly import Component
 from dmconfig.errors import SourceError
+from dmconfig.export.remembered import LoadedAs
 from dmconfig.footprint import import_library
 from dmconfig.provenance import as_written
 from dmconfig.source import PipelineIndex, Source, find_snapshot, read_index
 from dmconfig.weights import find_weights, variants_in
 from dmconfig.writing import Verbatim
 
+_OF_SOURCE = (
+    "source", "subfolder", "revision", "local_files_only", "allow_pickle", "class", "variant", "variant_missing",
+    "config", "config_revision",
+)  # fmt: skip
+"""The keys of a component that say where it comes from."""
+_HELD = ("local_files_only", "allow_pickle", "variant_missing")
+"""Those of them that leave no trace on what was loaded."""
 _SNAPSHOT = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]{40})(?:/(.+))?$")
 
 
@@ -81,7 +92,7 @@ def index_of(home: Home, *, modular: bool = False) -> PipelineIndex | None:
         return None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ComponentSources:
     """What the ``components`` section has to say, one component after the other; gathers what is not known."""
 
@@ -91,19 +102,60 @@ class ComponentSources:
     connected: Mapping[str, Home]
     """Where the components with a prefix are, of a pipeline that is made of several."""
     written: Mapping[str, Any]
-    """The section of the file that the pipeline was loaded from, if any: nothing else tells a variant."""
+    """The section of the file that the pipeline was loaded from, if any."""
+    loaded: LoadedAs | None
     unknown: list[str]
 
-    def keys_of(self, name: str, component: Any, library: str, *, has_weights: bool) -> dict[str, Any]:
-        """Return the keys that tell a component from the one that the pipeline's source has."""
-        listed = self.index.entries.get(name) if self.index else None
-        own = self._own(name)
-        home = noted_home(component)
-        keys: dict[str, Any] = {}
-        if listed is None or not _is_called(type(component), listed.library, listed.class_name):
-            keys["class"] = type(component).__name__
+    def said_of(self, name: str, component: Any) -> Any:
+        """Return what the file says of a component that is still the one it speaks of; else an empty mapping."""
+        return (self.written.get(name) or {}) if self.loaded and self.loaded.has(name, component) else {}
+
+    def keys_of(self, name: str, component: Any, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys that tell a component from the one that the pipeline's source has.
+
+        ``said`` is what the file that it was loaded from says of it.
+        """
+        has_weights = isinstance(component, torch.nn.Module)
+        if has_weights and self._is_only_told_by_file(name, component):
+            return {key: said[key] for key in _OF_SOURCE if key in said}
+        keys = {} if self._is_listed(name, component) else {"class": type(component).__name__}
         if "Scheduler" in type(component).__name__ or hasattr(component, "set_timesteps"):
-            return keys | self._scheduler(name, component, own)
+            return keys | self._scheduler(name, component)
+        held = {key: said[key] for key in _HELD if key in said}
+        return self._source(name, component, keys, has_weights=has_weights) | held
+
+    def _is_only_told_by_file(self, name: str, component: Any) -> bool:
+        """Whether a component is as it was loaded, from one file or made anew by its pipeline: it notes no folder."""
+        known = self._known(name)
+        is_as_loaded = self.loaded is not None and self.loaded.has(name, component)
+        return is_as_loaded and known is not None and (known.is_single_file or noted_home(component) is None)
+
+    def _known(self, name: str) -> Component | None:
+        """What was loaded under a name."""
+        components = self.loaded.assembly.components if self.loaded is not None else ()
+        return next((each for each in components if each.name == name), None)
+
+    def _is_listed(self, name: str, component: Any) -> bool:
+        """Whether the pipeline's source names this class for it, or one file of weights tells it."""
+        if self.index is not None:
+            listed = self.index.entries.get(name)
+            is_open = listed is not None and not listed.class_name  # its own config tells which class it is
+            return is_open or (listed is not None and _is_called(type(component), listed.library, listed.class_name))
+        known = self._known(name) if self.pipeline is None else None
+        return known is not None and _is_called(type(component), known.library, known.class_name)
+
+    def _own(self, name: str) -> Path | None:
+        """The folder that the pipeline's source, or the connected one, has of a component: its config at least."""
+        prefix, _, rest = name.partition("_")
+        if prefix in self.connected:
+            return self.connected[prefix].folder / rest
+        if self.pipeline is not None:
+            return self.pipeline.folder / name
+        known = self._known(name)
+        return known.folder if known is not None else None
+
+    def _source(self, name: str, component: Any, keys: dict[str, Any], *, has_weights: bool) -> dict[str, Any]:
+        library, own, home = type(component).__module__.partition(".")[0], self._own(name), noted_home(component)
         if home is not None and home.folder != own:
             variant = self._variant(name, home.folder, library) if has_weights else {}
             return home.keys(self.beside) | keys | variant
@@ -113,22 +165,17 @@ class ComponentSources:
             keys = {"source": Verbatim(f"${{{variable}:?where {name} came from is not known}}", is_text=True)} | keys
         return keys | (self._variant(name, own, library) if has_weights and home is not None and own else {})
 
-    def _own(self, name: str) -> Path | None:
-        """The folder in which the pipeline's source, or the connected one, has a component of this name."""
-        prefix, _, rest = name.partition("_")
-        if prefix in self.connected:
-            return self.connected[prefix].folder / rest
-        return self.pipeline.folder / name if self.pipeline else None
-
     def _variant(self, name: str, folder: Path, library: str) -> dict[str, str]:
         """The variant that a component has of its own: as the file says, else the only one that its folder has."""
-        said = (self.written.get(name) or {}).get("variant")
+        entry = self.written.get(name) or {}
+        said = entry.get("variant") if isinstance(entry, Mapping) else None
         elsewhere = self.pipeline is None or folder.parent != self.pipeline.folder
         variant = said or (only_variant(folder, library) if elsewhere else None)
         return {"variant": variant} if variant else {}
 
-    def _scheduler(self, name: str, scheduler: Any, own: Path | None) -> dict[str, Any]:
+    def _scheduler(self, name: str, scheduler: Any) -> dict[str, Any]:
         """What differs between a scheduler and its class made from the config in the pipeline's source."""
+        own = self._own(name)
         if own is None or not own.is_dir():
             self.unknown.append(f"what {name} is made from: its settings are written in full")
             return {"config": dict(_settings(scheduler))}

@@ -12,20 +12,26 @@ from typing import Any
 import torch
 
 from dmconfig.assembly import DENOISER_NAMES, PIPELINE
+from dmconfig.export.adapters import adapters_of, is_made_by_ip_adapter
 from dmconfig.export.connected import connected_homes, with_connected
 from dmconfig.export.modular import blocks_make, changes_of_made, is_modular, unknown_blocks
 from dmconfig.export.places import Entry, places_of
+from dmconfig.export.quantised import quantization_of
+from dmconfig.export.remembered import LoadedAs
 from dmconfig.export.sources import ComponentSources, Home, home_of, index_of, only_variant
+from dmconfig.export.switches import casting_dtype, several_in, switches_of, unwrapped
 from dmconfig.facts import pipeline_facts
 from dmconfig.inputs import SEED
 from dmconfig.provenance import as_json, config_data
 from dmconfig.source import PipelineIndex
-from dmconfig.spec import SCHEMA_VERSION
+from dmconfig.spec import DTYPES, SCHEMA_VERSION
 from dmconfig.weights import variants_in
 from dmconfig.writing import Verbatim, as_yaml
 
-_KEPT = ("pipelines", "max_memory", "reserve", "offload_folder", "calls", "call")
+_KEPT = ("allow_moving_revision", "pipelines", "max_memory", "reserve", "offload_folder", "calls", "call")
 """The sections of the file that a pipeline was loaded from that cannot be seen on it, and hold on."""
+_HELD = ("local_files_only", "allow_pickle", "variant_missing")
+"""The same, of the section of the pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,27 +69,34 @@ def to_spec(pipe: Any, folder: str | Path | None = None) -> Export:
     """
     beside = Path(folder).absolute() if folder is not None else None
     unknown: list[str] = []
+    loaded: LoadedAs | None = getattr(pipe, "_loaded_as", None)
     modules = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
-    noted = pipe.config.get("_name_or_path") or getattr(pipe, "_pretrained_model_name_or_path", None)
-    home = home_of(os.fspath(noted)) if noted else None
-    connected = connected_homes(pipe)
+    home, connected = _home(pipe, loaded), connected_homes(pipe)
     index = with_connected(index_of(home, modular=is_modular(pipe)) if home else None, connected)
     places = places_of(pipe, modules)
-    dtypes = {name: dtype for name, module in modules.items() if (dtype := dtype_of(module)) is not None}
+    dtypes = dict(_dtypes(modules, unknown))
     dtype = _usual(modules, dtypes)
-    written = _written(pipe, beside)
+    written = _written(pipe, loaded, beside)
     variant = written.get("pipeline", {}).get("variant") or _variant(home, modules, unknown)
-    unknown.extend([*places.unknown, *unknown_blocks(pipe, index), *_settings(pipe, index), *_adapters(pipe)])
-    parts = written.get("components", {})
+    unknown.extend([*places.unknown, *unknown_blocks(pipe, index), *_settings(pipe, index)])
     sources = ComponentSources(
-        pipeline=home, index=index, beside=beside, connected=connected, written=parts, unknown=unknown
+        pipeline=home,
+        index=index,
+        beside=beside,
+        connected=connected,
+        written=written.get("components", {}),
+        loaded=loaded,
+        unknown=unknown,
     )
     beside_it = {prefix: each.keys(beside) for prefix, each in connected.items()}
     told = {"connected": beside_it, "variant": variant, "dtype": dtype}
+    pipeline = _pipeline(pipe, sources, written.get("pipeline", {}))
     sections = {
         "version": SCHEMA_VERSION,
-        "pipeline": _pipeline(pipe, home, index, beside) | {key: value for key, value in told.items() if value},
-        "components": _components(pipe, sources, index, {n: d for n, d in dtypes.items() if d != dtype}),
+        "pipeline": pipeline | {key: value for key, value in told.items() if value},
+        "components": _components(pipe, sources, {n: d for n, d in dtypes.items() if d != dtype}),
+        "quantization": _quantization(modules, loaded, written.get("quantization", {}), unknown),
+        "adapters": adapters_of(pipe, loaded, beside, unknown),
         "device_map": _device_map(places.device_map),
         **_execution_device(places.execution_device, places.device_map),
         "group_offload": dict(places.group_offload),
@@ -92,11 +105,31 @@ def to_spec(pipe: Any, folder: str | Path | None = None) -> Export:
     return Export(data={key: value for key, value in sections.items() if value != {}}, unknown=tuple(unknown))
 
 
+def _home(pipe: Any, loaded: LoadedAs | None) -> Home | None:
+    """Where a pipeline is that is a folder or a repository."""
+    noted = pipe.config.get("_name_or_path") or getattr(pipe, "_pretrained_model_name_or_path", None)
+    is_file = loaded is not None and loaded.is_single_file
+    return home_of(os.fspath(noted)) if noted and not is_file else None
+
+
+def _dtypes(modules: Mapping[str, torch.nn.Module], unknown: list[str]) -> Iterator[tuple[str, str]]:
+    """The types of components with weights, as far as a file can say them."""
+    for name, module in modules.items():
+        dtype = dtype_of(module)
+        if dtype in DTYPES:
+            yield name, dtype
+        elif dtype is not None:
+            unknown.append(f"how to say in a file that the weights of {name} are {dtype}")
+
+
 def dtype_of(module: torch.nn.Module) -> str | None:
     """Return the floating-point type that most bytes of a module are of, or None where it has none.
 
-    Classes keep some of their layers in float32, whatever they are loaded in.
+    Classes keep some of their layers in float32, whatever they are loaded in. Where weights are kept in another type
+    than the one in which they compute, it is the latter.
     """
+    if (computes_in := casting_dtype(module)) is not None:
+        return computes_in
     sizes = Counter[str]()
     for tensor in module.parameters():
         if tensor.is_floating_point():
@@ -112,32 +145,64 @@ def _usual(modules: Mapping[str, torch.nn.Module], dtypes: Mapping[str, str]) ->
     return max(sizes, key=lambda name: sizes[name]) if sizes else None
 
 
-def _pipeline(pipe: Any, home: Home | None, index: PipelineIndex | None, beside: Path | None) -> dict[str, Any]:
+def _pipeline(pipe: Any, sources: ComponentSources, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The section of the pipeline, but for what holds for all components; ``said`` is that of the file it is from."""
+    loaded, home, index = sources.loaded, sources.pipeline, sources.index
+    if loaded is not None and loaded.is_single_file:
+        is_told = type(pipe).__name__ == loaded.assembly.class_name
+        own = {key: value for key, value in said.items() if key not in ("variant", "dtype")}
+        return own | ({} if is_told else {"class": type(pipe).__name__})
     unknown = Verbatim("${PIPELINE_SOURCE:?where the pipeline came from is not known}", is_text=True)
-    keys: dict[str, Any] = home.keys(beside) if home is not None and index is not None else {"source": unknown}
+    keys: dict[str, Any] = home.keys(sources.beside) if home is not None and index is not None else {"source": unknown}
     if index is None or index.class_name != type(pipe).__name__:
         keys["class"] = type(pipe).__name__
-    return keys
+    return keys | {key: said[key] for key in _HELD if key in said}
 
 
-def _components(
-    pipe: Any, sources: ComponentSources, index: PipelineIndex | None, dtypes: Mapping[str, str]
-) -> dict[str, Any]:
+def _components(pipe: Any, sources: ComponentSources, dtypes: Mapping[str, str]) -> dict[str, Any]:
     made = blocks_make(pipe)
     sections: dict[str, Any] = changes_of_made(pipe, made)
     for name, component in pipe.components.items():
         if name in made and component is not None:
             continue
         if component is None:
-            if index is not None and index.entries.get(name) is not None:
+            listed = sources.index is not None and sources.index.entries.get(name) is not None
+            if listed or (name in sources.written and sources.written[name] is None):
                 sections[name] = None
-            continue
-        library = type(component).__module__.partition(".")[0]
-        keys = sources.keys_of(name, component, library, has_weights=isinstance(component, torch.nn.Module))
-        keys |= {"dtype": dtypes[name]} if name in dtypes else {}
-        if keys:
-            sections[name] = keys
+        elif not is_made_by_ip_adapter(pipe, name):
+            dtype = {"dtype": dtypes[name]} if name in dtypes else {}
+            keys = _entry(name, component, sources, dtype)
+            if keys:
+                sections[name] = keys
     return sections
+
+
+def _entry(name: str, component: Any, sources: ComponentSources, dtype: Mapping[str, str]) -> Any:
+    """The keys of a component; of one that is several models, a list of theirs."""
+    said, models = sources.said_of(name, unwrapped(component)), several_in(component)
+    if models:
+        each_said = said if isinstance(said, list) else [{}] * len(models)
+        return [_keys(name, model, sources, own, dtype) for model, own in zip(models, each_said, strict=True)]
+    return _keys(name, component, sources, said, dtype)
+
+
+def _keys(
+    name: str, component: Any, sources: ComponentSources, said: Mapping[str, Any], dtype: Mapping[str, str]
+) -> dict[str, Any]:
+    keys = {**sources.keys_of(name, unwrapped(component), said), **dtype}
+    is_module = isinstance(component, torch.nn.Module)
+    return keys | (switches_of(name, component, said, sources.unknown) if is_module else {})
+
+
+def _quantization(
+    modules: Mapping[str, torch.nn.Module], loaded: LoadedAs | None, said: Mapping[str, Any], unknown: list[str]
+) -> dict[str, Any]:
+    found = {}
+    for name, module in modules.items():
+        own = said.get(name) if loaded is not None and loaded.has(name, unwrapped(module)) else None
+        if (entry := quantization_of(name, unwrapped(module), own, unknown)) is not None:
+            found[name] = entry
+    return found
 
 
 def _variant(home: Home | None, modules: Mapping[str, torch.nn.Module], unknown: list[str]) -> str | None:
@@ -175,15 +240,14 @@ def _execution_device(device: str, entries: Mapping[str, Entry]) -> dict[str, st
     return {} if device == runs_on else {"execution_device": device}
 
 
-def _written(pipe: Any, beside: Path | None) -> dict[str, Any]:
+def _written(pipe: Any, loaded: LoadedAs | None, beside: Path | None) -> dict[str, Any]:
     """What the file that the pipeline was loaded from says of it; empty where there was none.
 
     One of several in a file is exported by itself: with its own arguments, and those of the first that it takes.
     """
-    loaded_as = getattr(pipe, "_loaded_as", None)
-    if loaded_as is None:
+    if loaded is None:
         return {}
-    resolved, name = loaded_as
+    resolved, name = loaded.resolved, loaded.name
     data = config_data(resolved, beside)
     if name == PIPELINE:
         return data
@@ -199,12 +263,3 @@ def _settings(pipe: Any, index: PipelineIndex | None) -> Iterator[str]:
     for name, value in pipe.config.items():
         if not name.startswith("_") and name not in pipe.components and name in before and value != before[name]:
             yield f"how to say in a file that {name} of the pipeline is {value!r}, not {before[name]!r}"
-
-
-def _adapters(pipe: Any) -> Iterator[str]:
-    """Adapters are in the weights' place or beside them; a file cannot name them."""
-    loaded = pipe.get_list_adapters() if hasattr(pipe, "get_list_adapters") else {}
-    for component, names in loaded.items():
-        yield f"the files of the adapters {', '.join(names)} on {component}: load them again after loading the spec"
-    if getattr(pipe, "num_fused_loras", 0):
-        yield "which adapters are fused into the weights: the weights of the spec are those before"

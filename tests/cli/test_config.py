@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from dmconfig import secrets
 from dmconfig.cli import app
 from dmconfig.load import plan_from_yaml, resolve_file
+from dmconfig.provenance import config_data
 from dmconfig.resolve import override_from_text
 from dmconfig.spec import Spec, validate_spec
 from tests.conftest import inventory
@@ -279,3 +280,25 @@ def test_validate_tells_a_problem_of_several_profiles_once(files: Path) -> None:
     text = "extends: conf/base.yaml\nprofiles:\n  one: &same {reserve: much}\n  two: *same\n"
     files.write_text(text, encoding="utf-8")
     assert command("validate", files).stderr.count("error[") == 1
+
+
+def test_paths_of_adapters_and_of_several_models_start_where_the_printed_file_is(tmp_path: Path) -> None:
+    """Like every other path of a file that is extended: wherever it stands in the spec."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    (folder / "base.yaml").write_text(
+        "version: 1\npipeline: {source: ./one.safetensors, config: ./sd}\n"
+        "components: {controlnet: [{source: ./edges}], vae: {source: ./vae.safetensors, config: ./vae}}\n"
+        "adapters: {lora: [{source: ./ink.safetensors}, {source: me/ink, weight_name: ./a}]}\n"
+    )
+    file = tmp_path / "spec.yaml"
+    file.write_text("version: 1\nextends: shared/base.yaml\n")
+    data = config_data(resolve_file(file), tmp_path)
+    assert data["pipeline"] == {"source": "./shared/one.safetensors", "config": "./shared/sd"}
+    assert data["components"] == {
+        "controlnet": [{"source": "./shared/edges"}],
+        "vae": {"source": "./shared/vae.safetensors", "config": "./shared/vae"},
+    }
+    assert data["adapters"]["lora"] == [
+        {"source": "./shared/ink.safetensors"}, {"source": "me/ink", "weight_name": "./a"},
+    ]  # fmt: skip

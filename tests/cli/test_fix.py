@@ -1,4 +1,4 @@
-"""``dmconfig fix``: renamed keys, in place, with everything else as it was."""
+"""``dmconfig fix``: keys renamed and moved, in place, with everything else as it was."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_fix_of_what_cannot_be_read_writes_nothing(tmp_path: Path) -> None:
 
 def test_fix_beside_words_that_need_quotes(tmp_path: Path) -> None:
     """What is not clear in one line does not keep the others from being mended."""
-    file = write(tmp_path, f"version: 1\npipeline: {{source: {SOURCE}, torch_dtype: float16}}\nlow_memory: off\n")
+    file = write(tmp_path, f"version: 1\npipeline: {{source: {SOURCE}, torch_dtype: float16}}\ncall: {{prompt: off}}\n")
     assert fix(file).exit_code == 2
     assert "{source: " + str(SOURCE) + ", dtype: float16}" in file.read_text()
 
@@ -154,3 +154,69 @@ def test_fix_changes_keys_only(tmp_path: Path) -> None:
         "profiles": {"small": {"device_map": "cpu"}},
         "call": before["call"],
     }
+
+
+MISPLACED = f"""\
+version: 1
+pipeline:
+  source: {SOURCE}
+  variant: no         # text
+  # for the small card
+  enable_model_cpu_offload: true  # slower
+torch_dtype: float16  # half
+vae:
+  fp8: true
+components: {{}}
+profiles:
+  small:
+    prompt: x
+"""
+PLACED = f"""\
+version: 1
+pipeline:
+  source: {SOURCE}
+  variant: 'no'         # text
+  dtype: float16  # half
+# for the small card
+low_memory: cpu_offload_with_hook  # slower
+components:
+  vae:
+    layerwise_casting: true
+profiles:
+  small:
+    call:
+      prompt: x
+"""
+
+
+def test_fix_moves_keys_and_quotes_words(tmp_path: Path) -> None:
+    """Each where its report says that it belongs, with its comments, also in a profile."""
+    file = write(tmp_path, MISPLACED)
+    fix(file)
+    assert file.read_text() == PLACED
+
+
+def test_fix_moves_nothing_over_what_is_there_and_does_not_offer_it(tmp_path: Path) -> None:
+    """The key stays where it is, and its report says where it belongs, and nothing of this command."""
+    text = f"version: 1\npipeline: {{source: {SOURCE}, dtype: bf16}}\ntorch_dtype: float16\ndevice_map: cpu\n"
+    file = write(tmp_path, text + "components: {vae: {gpu: 0}}\n")
+    result = fix(file)
+    assert (result.exit_code, file.read_text()) == (2, text + "components: {vae: {gpu: 0}}\n")
+    assert "fix  write it as pipeline.dtype\n" in result.stderr
+    assert "fix  it belongs under 'device_map.vae'\n" in result.stderr
+
+
+def test_fix_says_what_it_offered_and_could_not_do(tmp_path: Path) -> None:
+    """A block cannot be put into braces that have entries; its report no longer says that this command does it."""
+    text = f"version: 1\npipeline: {{source: {SOURCE}}}\nvae:\n  dtype: float32\ncomponents: {{unet: {{}}}}\n"
+    file = write(tmp_path, text)
+    result = fix(file)
+    assert (result.exit_code, file.read_text()) == (2, text)
+    assert "fix  it belongs under 'components'\n" in result.stderr
+
+
+def test_fix_does_not_show_a_secret_and_leaves_it(tmp_path: Path) -> None:
+    """What is under a key named like a secret is in no edit that is printed."""
+    file = write(tmp_path, f"version: 1\npipeline: {{source: {SOURCE}}}\nprompt: hf_{'a1B2' * 6}\n")
+    result = fix(file)
+    assert "a1B2" not in result.output

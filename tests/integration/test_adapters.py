@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
-from dmconfig import load_from_yaml, plan_from_yaml
+from dmconfig import load_from_yaml, plan_from_yaml, to_spec
 from dmconfig.errors import BuildError, SpecError
 from tests.conftest import only_problem
 from tests.tiny_adapters import (
@@ -334,6 +334,19 @@ def test_two_ip_adapters_each_have_their_scale(kind: str, folder: Path, virtual_
     virtual_machine()
     pipe = load_from_yaml(spec(folder, kind, with_ip_adapter(folder, kind, 0.6, 0.2)))
     assert np.array_equal(drawn(pipe, kind, ip_adapter_image=pictures), expected)
+
+
+@pytest.mark.parametrize(("kind", "scales"), [("flux", (0.6, 0.2)), ("sd3", (0.6,))])
+def test_ip_adapters_come_back_from_a_live_pipeline(kind: str, scales: tuple[float, ...], folder: Path) -> None:
+    """Each with its file and its scale, as the denoiser has it."""
+    pipe = load_from_yaml(spec(folder, kind, with_ip_adapter(folder, kind, *scales), place="device_map: cpu\n"))
+    export, source = to_spec(pipe, folder), f"./{kind}-ip.safetensors"
+    assert export.unknown == ()
+    assert export.data["adapters"] == {"ip_adapter": [{"source": source, "scale": scale} for scale in scales]}
+    (folder / "again.yaml").write_text(export.text(), encoding="utf-8")
+    again = load_from_yaml(folder / "again.yaml")
+    pictures = [picture()] * len(scales) if len(scales) > 1 else picture()
+    assert np.array_equal(drawn(again, kind, ip_adapter_image=pictures), drawn(pipe, kind, ip_adapter_image=pictures))
 
 
 def test_second_ip_adapter_of_stable_diffusion_3_is_refused(folder: Path) -> None:

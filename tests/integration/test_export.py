@@ -289,17 +289,6 @@ def test_a_component_on_two_devices_is_said_to_be_unknown(virtual_machine: MakeM
     assert 'unet: "${UNET_DEVICE:?the device of unet is not known}"' in export.text()
 
 
-def test_adapters_and_missing_parts_are_said(virtual_machine: MakeMachine, tmp_path: Path) -> None:
-    """An adapter is not in any file of ours; an optional component taken out is null."""
-    virtual_machine()
-    from peft import LoraConfig
-
-    pipe = by_hand()
-    pipe.unet.add_adapter(LoraConfig(r=2, target_modules=["to_q"]), adapter_name="ink")
-    told = to_spec(pipe).unknown
-    assert told == ("the files of the adapters ink on unet: load them again after loading the spec",)
-
-
 def test_a_pipeline_of_another_class_names_it(virtual_machine: MakeMachine, tmp_path: Path) -> None:
     """The class of the source's index is not always the class in use."""
     virtual_machine()

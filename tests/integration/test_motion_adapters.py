@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import AnimateDiffPipeline, DiffusionPipeline, MotionAdapter, UNetMotionModel
 
-from dmconfig import load_from_yaml, plan_from_yaml
+from dmconfig import load_from_yaml, plan_from_yaml, to_spec
 from dmconfig.errors import Code, DMConfigError
 from dmconfig.facts import known_pipelines, pipeline_facts
 from tests.conftest import only_problem
@@ -154,3 +154,13 @@ def test_pipelines_with_a_motion_adapter_are_those_that_copy_it() -> None:
     known = ((name, pipeline_facts(name)) for name in known_pipelines())
     having = {name for name, facts in known if facts and any(slot.name == "motion_adapter" for slot in facts.slots)}
     assert having == copying
+
+
+def test_a_unet_made_of_two_parts_comes_back_from_a_live_pipeline_as_these(folder: Path) -> None:
+    """It is of a class that no file names, and notes no folder; it is still the one that was made."""
+    pipe = load_from_yaml(spec(folder, "device_map: cpu"))
+    export = to_spec(pipe, folder)
+    assert export.unknown == ()
+    assert export.data["components"] == {"motion_adapter": {"source": "./motion", "class": "MotionAdapter"}}
+    (folder / "again.yaml").write_text(export.text(), encoding="utf-8")
+    assert np.array_equal(drawn(load_from_yaml(folder / "again.yaml")), drawn(pipe))

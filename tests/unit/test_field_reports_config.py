@@ -225,4 +225,4 @@ def test_old_name_of_a_key_is_answered_with_the_new_one_and_an_edit(tmp_path: Pa
     """InvokeAI issue 4098: after an upgrade an old file fails validation at start."""
     (problem,) = problems_of(f"{HEAD}offload_dir: ./offload\n", tmp_path)
     assert problem.fix == f"offload_dir -> offload_folder; dmconfig fix {tmp_path}/spec.yaml writes it"
-    assert problem.edit is not None
+    assert len(problem.edits) == 1

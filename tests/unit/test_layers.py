@@ -155,8 +155,25 @@ def test_extends_is_bounded(write: Write) -> None:
 
 def test_extends_files_of_another_version_are_refused(write: Write) -> None:
     """The same key may mean something else in another version, so the version is not a value to override."""
-    problem = only_problem(refusal(write(pipe="extends: base.yaml\nversion: 1\n", base="version: 2\n")))
+    problem = only_problem(refusal(write(pipe="extends: base.yaml\nversion: 1\n", base="version: 0\n")))
     assert (problem.code, problem.path) == (Code.LAYER_CONFLICT, ("version",))
+
+
+@pytest.mark.parametrize("base", ["version: 2\nprofiles: 3\n", "version: 2\na: off\n"], ids=["shape", "words"])
+def test_extends_a_file_of_a_newer_version_says_so_and_only_that(base: str, write: Write) -> None:
+    """Its other keys, and words, may well be right there."""
+    problem = only_problem(refusal(write(pipe="extends: [base.yaml, none.yaml]\nversion: 1\n", base=base)))
+    assert (problem.code, problem.what) == (
+        Code.UNSUPPORTED_VERSION, "this file is of schema version 2; this dmconfig reads version 1",
+    )  # fmt: skip
+    assert str(problem.location).endswith("base.yaml:1:10")
+
+
+def test_extends_a_missing_file_is_told_the_one_that_is_meant(write: Write) -> None:
+    """As it is written there; never the file that says so, nor one that has only the ending in common."""
+    file = write(pipe="extends: ./pip.yaml\n", tag="")
+    assert only_problem(refusal(file)).fix.startswith("check the path")
+    assert only_problem(refusal(write(pipe="extends: ./bse.yaml\n", base=""))).fix == "did you mean './base.yaml'?"
 
 
 def test_profile_is_over_the_files_and_merges_with_what_they_extend(write: Write) -> None:

@@ -99,7 +99,7 @@ def test_sarif_log_has_rules_places_and_fixes() -> None:
     place = Location("dir/my spec.yaml", 4, 3, 11)
     edit = Edit(location=place, old="torch_dtype", new="dtype")
     renamed = Problem(
-        code=Code.RENAMED_KEY, what="w", path=("pipeline", "torch_dtype"), fix="f", location=place, edit=edit
+        code=Code.RENAMED_KEY, what="w", path=("pipeline", "torch_dtype"), fix="f", location=place, edits=(edit,)
     )
     outside = Problem(code=Code.BAD_SIZE, what="no size", origin="--set reserve=x")
     log = sarif_log([("dir/my spec.yaml", [renamed]), ("right.yaml", []), ("other.yaml", [renamed, outside])])

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from dmconfig.errors import Code, Problem, SpecError
+from dmconfig.errors import Code, Edit, Problem, ResolveError, SpecError
 from dmconfig.paths import ConfigPath
-from dmconfig.spec import DEFAULT_RESERVE, DTYPES, STRATEGIES, PlacementSpec, Spec
+from dmconfig.resolve import as_read
+from dmconfig.spec import DEFAULT_RESERVE, DTYPES, STRATEGIES, PlacementSpec, Spec, validate_spec
 from dmconfig.units import GIB, Budget
-from tests.conftest import DIGITS, only_problem, spec_from
+from tests.conftest import DIGITS, document_from, only_problem, spec_from
 
 
 def refusals(text: str, overrides: dict[str, Any] | None = None) -> tuple[Problem, ...]:
@@ -120,7 +121,13 @@ def test_validate_spec_no_mapping_says_how_to_start(text: str, what: str) -> Non
 
 def test_validate_spec_newer_version_is_the_only_problem() -> None:
     """A file of the future fails on its version alone: its other keys may be right there."""
-    (problem,) = refusals("version: 2\nnewest_key: 1\nreserve: what\n")
+    text = "version: 2\nnewest_key: 1\nreserve: what\nprofiles: 3\n"
+    with pytest.raises(ResolveError) as layers:
+        spec_from(text)
+    with pytest.raises(SpecError) as caught:
+        validate_spec(as_read(document_from(text)))
+    (problem,) = caught.value.problems
+    assert layers.value.problems == (problem,)
     assert (problem.code, where(problem)) == (Code.UNSUPPORTED_VERSION, (1, 10))
     assert problem.what == "this file is of schema version 2; this dmconfig reads version 1"
 
@@ -215,7 +222,8 @@ def test_unknown_key_is_refused_at_the_key_with_a_hint(line: str, path: ConfigPa
     """Misspelt keys, other tools' words and keys at the wrong level each have a place and what to write instead."""
     problem = refusal(line)
     assert (problem.code, problem.path, where(problem)) == (Code.UNKNOWN_KEY, path, (3, column))
-    assert (problem.what, problem.fix) == (f"unknown key {path[-1]!r}", fix)
+    moves = "; dmconfig fix spec.yaml does it" if problem.edits else ""
+    assert (problem.what, problem.fix) == (f"unknown key {path[-1]!r}", fix + moves)
     assert problem.why.startswith("the keys accepted here are: ")
 
 
@@ -240,15 +248,16 @@ def test_renamed_key_answers_old_and_new_with_an_edit(line: str, old: str, new: 
         f"{old!r} is called {new!r} here",
         f"{old} -> {new}; dmconfig fix spec.yaml writes it",
     )
-    assert problem.edit is not None
-    assert (problem.edit.old, problem.edit.new, problem.edit.location) == (old, new, problem.location)
-    assert problem.edit.location.length == len(old) + 2 * ("'" in line)
+    (edit,) = problem.edits
+    assert isinstance(edit, Edit)
+    assert (edit.old, edit.new, edit.location) == (old, new, problem.location)
+    assert edit.location.length == len(old) + 2 * ("'" in line)
 
 
 def test_renamed_key_beside_its_new_name_has_no_edit() -> None:
     """With both names there, one has to go, and which is the user's to say."""
     problem = refusal("device: cuda:0\ndevice_map: cuda:1")
-    assert (problem.code, problem.edit) == (Code.RENAMED_KEY, None)
+    assert (problem.code, problem.edits) == (Code.RENAMED_KEY, ())
     assert problem.what == "'device' is called 'device_map' here, which is there as well"
 
 

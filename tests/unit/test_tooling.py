@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +75,20 @@ def test_readme_shows_real_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == report
     assert report.count("error[DM") == 3
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="completes in bash")
+def test_bash_completes_verbs_keys_and_words_of_options(tmp_path: Path) -> None:
+    """By the script that the command prints, in a shell that knows nothing else of it."""
+    program = tmp_path / "dmconfig"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m dmconfig "$@"\n')
+    program.chmod(0o755)
+    lines = ["dmconfig vali", "dmconfig explain max_mem", "dmconfig validate --format gi"]
+    asked = "\n".join(
+        f"COMP_WORDS=({line}); COMP_CWORD={line.count(' ')}; _dmconfig_completion dmconfig; echo ${{COMPREPLY[0]}}"
+        for line in lines
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = f'eval "$(dmconfig --show-completion bash)"\n{asked}\n'
+    done = subprocess.run(["bash", "--norc", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["validate", "max_memory", "github"]

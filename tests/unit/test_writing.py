@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dmconfig.document import parse_document
+from dmconfig.provenance import as_json
 from dmconfig.resolve import resolve
-from dmconfig.writing import Verbatim, as_yaml
+from dmconfig.writing import Verbatim, as_yaml, json_text
 from tests.conftest import document_from
 
 TEXTS = [
@@ -107,3 +111,28 @@ def test_as_yaml_leaves_variables_as_they_were_written(text: str, is_text: bool)
     document = parse_document(as_yaml({"a": Verbatim(text, is_text=is_text)}), name="", folder=Path())
     assert document.data == {"a": text}
     assert (("a",) in document.quoted) == (is_text or ": " in text)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**60), 10**60) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(TEXTS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b c", "1e5", "é"]), inner),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=JSON_VALUES)
+def test_data_comes_back_from_both_formats(value: Any) -> None:
+    """What is written as YAML, or as JSON, is the same data to our reader, and the JSON also to a tool for JSON."""
+    data = {"call": {"x": value}}
+    text = json_text(as_json(data))
+    assert same(read_back(data), data)
+    assert same(resolve(document_from(text), environ={}).data, data)
+    assert same(json.loads(text), as_json(data))
+
+
+@pytest.mark.parametrize("value", [1e-05, 1e22, -1e-300, 5e-324, 1.5e300])
+def test_small_and_large_numbers_of_json_are_numbers_to_yaml_1_1_too(value: float) -> None:
+    """PyYAML's own loader takes 1e-05 for text."""
+    assert yaml.safe_load(json_text([value, "1e-05"])) == [value, "1e-05"]
