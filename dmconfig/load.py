@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dmconfig.assembly import PIPELINE, Assembly, Component
+from dmconfig.catalog import find_pipeline
 from dmconfig.check import check, check_weights
+from dmconfig.checkpoint import FileHeaders
 from dmconfig.compatibility import dtype_notes
-from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
+from dmconfig.errors import BuildError, Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
 from dmconfig.garbage import gc_paused
 from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
 from dmconfig.layers import Files, read_files
@@ -21,6 +23,7 @@ from dmconfig.paths import render_path
 from dmconfig.phases import told_with_names, told_with_shape
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
+from dmconfig.source import Source
 from dmconfig.spec import REHEARSED, Spec, validate_spec
 from dmconfig.trust import moving_revisions, unpinned
 
@@ -102,12 +105,24 @@ def check_file(
     except SpecError as error:
         raise told_with_names(error, resolved) from None
     if ask_hub:
-        from dmconfig.fetch import fetch_indexes
+        from dmconfig.fetch import fetch_indexes, file_headers
 
         if problems := [*moving_revisions(resolved, spec)]:
             raise SpecError(problems)  # before anything is fetched at one
-        fetch_indexes(resolved, spec)
+        headers = file_headers()
+        fetch_indexes(resolved, spec, headers)
+        return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec, _if_answered(headers)))
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
+
+
+def _if_answered(headers: FileHeaders) -> FileHeaders:
+    """Headers that are not known where the hub does not give them: measuring, or fetching, tells why."""
+
+    def of(source: Source) -> Any:
+        with contextlib.suppress(BuildError):
+            return headers(source)
+
+    return of
 
 
 def check_profiles(
@@ -192,7 +207,9 @@ def plan_of(checked: Checked, ask_hub: bool, spec: Spec, inventory: Inventory) -
 
 def _hub_headers() -> Headers:
     """Headers on the hub, each asked for once."""
-    from dmconfig.fetch import remote_tensors
+    from dmconfig.fetch import file_headers, is_gated, remote_tensors
+
+    of_file = file_headers()
 
     @functools.cache
     def of(repo: str, revision: str | None, folder: str, library: str, variant: str | None) -> Any:
@@ -200,10 +217,17 @@ def _hub_headers() -> Headers:
 
     def headers(component: Component) -> Any:
         source = component.source
-        if source.hub_id is None or component.is_single_file:
+        if component.is_single_file:
+            return of_file(source)
+        if source.hub_id is None:
             return None
         where = (source.hub_id, source.revision, _folder_in_repository(component), component.library)
-        found = of(*where, component.variant)
+        try:
+            found = of(*where, component.variant)
+        except BuildError as error:
+            if is_gated(error) and find_pipeline(source.hub_id) is not None:
+                return None  # its figures are in the catalogue, as the plan says
+            raise
         plain = found is None and component.variant is not None and not component.variant_required
         return of(*where, None) if plain else found
 
