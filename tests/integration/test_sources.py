@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ from transformers import CLIPTextModel
 
 from dmconfig import DMConfigError, load_from_yaml, plan_from_yaml
 from dmconfig.errors import Code
+from dmconfig.inventory import parse_machine
+from dmconfig.load import check_file, plan_for
 from tests.conftest import only_problem
+from tests.loopback_hub import ask, serve
 from tests.single_files import WEIGHTS, write_checkpoint, write_gguf
 from tests.tiny_pipelines import draw, write_tiny
 from tests.virtual_devices import MakeMachine
@@ -295,3 +299,50 @@ def test_a_component_from_another_pipeline_and_one_that_the_source_lacks(
         "  safety_checker: null\n"
     )
     assert_as_by_hand(file, hand, "controlnet", virtual_machine, {**TWO, "controlnet": "cuda:1"})
+
+
+# On the hub
+
+
+@pytest.mark.parametrize(
+    ("text", "home", "config"),
+    [
+        ("pipeline: {source: dm/files/sd.safetensors, config: dm/sd}\n", "sd", "unet/config.json"),
+        (
+            "pipeline: {source: dm/flux, dtype: bfloat16}\ncomponents: {transformer: {source: dm/files/flux.gguf}}\n",
+            "flux",
+            "transformer/config.json",
+        ),
+        (
+            "pipeline: {source: dm/sd}\ncomponents: {unet: {source: dm/files/u.safetensors}}\n",
+            "sd",
+            "unet/config.json",
+        ),
+    ],
+    ids=["pipeline", "gguf", "component"],
+)
+def test_single_files_on_the_hub_are_planned_by_their_headers(  # noqa: PLR0917 - fixtures among them
+    root: Path, spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, text: str, home: str, config: str
+) -> None:
+    """The plan is that of the same files on this machine, to the byte; headers and configs travel, and no weights."""
+    tensors = load_file(root / "sd.safetensors")
+    denoiser = {name: tensor for name, tensor in tensors.items() if name.startswith("model.diffusion_model.")}
+    save_file(denoiser, root / "u.safetensors")
+    machine = parse_machine("1GiB", "1GiB")
+    local = text.replace("dm/files/", "./").replace("dm/", "./")
+    expected = plan_for(check_file(spec(local)), machine)
+    with serve() as hub:
+        ask(hub, monkeypatch, root / "home")
+        files = {name: (root / name).read_bytes() for name in ("sd.safetensors", "flux.gguf", "u.safetensors")}
+        hub.add("dm/files", more=files)
+        for kind in ("sd", "flux"):
+            hub.add(f"dm/{kind}", root / kind)
+        planned = plan_for(check_file(spec(text), ask_hub=True), machine, ask_hub=True)
+        sent = hub.sent
+    shutil.rmtree(root / "home", ignore_errors=True)
+    for ours, theirs in zip(planned.assignments, expected.assignments, strict=True):
+        assert replace(ours, measured_from="weights") == replace(theirs, measured_from="weights")
+    of_files = {name: size for name, size in sent.items() if name.startswith("dm/files ")}
+    (name,) = of_files
+    assert of_files[name] <= (2**16 if "gguf" in name else len(files[name.partition(" ")[2]]) / 2)
+    assert {f"dm/{home} {file}" for file in ("model_index.json", config)} <= sent.keys()
