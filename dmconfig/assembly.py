@@ -28,6 +28,7 @@ from dmconfig.facts import (
     known_schedulers,
     pipeline_facts,
 )
+from dmconfig.inputs import SEED, Argument, arguments_at
 from dmconfig.paths import ConfigPath
 from dmconfig.quantization import refused_by_backend
 from dmconfig.resolve import Resolved
@@ -130,6 +131,18 @@ class Assembly:
     def facts_of(self, pipeline: str) -> PipelineFacts:
         """Return the facts of one of its pipelines: ``PIPELINE`` or the name of another."""
         return next((each.facts for each in self.sharing if each.name == pipeline), self.facts)
+
+    def call_of(self, spec: Spec, pipeline: str) -> dict[str, Argument]:
+        """Return the arguments that the file gives to the call of one of its pipelines.
+
+        Of another than the first: its own, and those of the first that its class takes.
+        """
+        first = arguments_at(("call",), spec.call)
+        if pipeline == PIPELINE:
+            return first
+        taken = {SEED, *(parameter.name for parameter in self.facts_of(pipeline).call)}
+        own = arguments_at(("pipelines", pipeline, "call"), spec.pipelines[pipeline].call)
+        return {**{name: argument for name, argument in first.items() if name in taken}, **own}
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from dmconfig.checkpoint import FileHeaders
 from dmconfig.compatibility import dtype_notes
 from dmconfig.errors import BuildError, Code, DispatchError, DMConfigError, DocumentError, Problem, SpecError, nearest
 from dmconfig.garbage import gc_paused
-from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
+from dmconfig.inputs import Argument, call_with_files
 from dmconfig.layers import Files, read_files
 from dmconfig.measure import Headers, cast_notes, change_notes, lay_out_split, measure, variant_notes
 from dmconfig.paths import render_path
@@ -47,16 +47,21 @@ class Checked:
     notes: tuple[str, ...] = ()
 
     def call_of(self, pipeline: str) -> dict[str, Argument]:
-        """Return the arguments that the file gives to the call of one of its pipelines.
+        """Return the arguments that the file gives to the call of one of its pipelines: see ``Assembly.call_of``."""
+        return self.assembly.call_of(self.spec, pipeline)
 
-        Of another than the first: its own, and those of the first that its class takes.
+    def pipeline_named(self, name: str | None) -> str:
+        """Return the pipeline that ``--pipeline`` asks for, of those in the file; None is the first.
+
+        Raises: SpecError: there is none of that name.
         """
-        first = arguments_at(("call",), self.spec.call)
-        if pipeline == PIPELINE:
-            return first
-        taken = {SEED, *(parameter.name for parameter in self.assembly.facts_of(pipeline).call)}
-        own = arguments_at(("pipelines", pipeline, "call"), self.spec.pipelines[pipeline].call)
-        return {**{name: argument for name, argument in first.items() if name in taken}, **own}
+        known = [PIPELINE, *self.spec.pipelines]
+        if name is None or name in known:
+            return name or PIPELINE
+        meant = nearest(name, known)
+        fix = f"did you mean {meant!r}?" if meant else f"it has: {', '.join(known)}"
+        what = f"the file has no pipeline {name!r}"
+        raise SpecError([Problem(code=Code.BAD_COMMAND_LINE, what=what, fix=fix, origin="--pipeline")])
 
 
 def resolve_file(
@@ -81,6 +86,7 @@ def check_file(
     overlays: Files = (),
     profile: str | None = None,
     ask_hub: bool = False,
+    with_configs: bool = False,
 ) -> Checked:
     """Return the spec in file with all of its layers, after every rule that needs no machine and no weights.
 
@@ -90,6 +96,7 @@ def check_file(
         overlays: files over the file.
         profile: the profile to use; None: the one that ``DMCONFIG_PROFILE`` names, if any.
         ask_hub: whether the hub may be asked what a pipeline is made of that nothing is known of here.
+        with_configs: whether it is also asked for the configs of all components, for a rehearsal.
 
     Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any, and those of later
         ones that do not follow from them.
@@ -110,7 +117,7 @@ def check_file(
         if problems := [*moving_revisions(resolved, spec)]:
             raise SpecError(problems)  # before anything is fetched at one
         headers = file_headers()
-        fetch_indexes(resolved, spec, headers)
+        fetch_indexes(resolved, spec, headers, with_configs=with_configs)
         return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec, _if_answered(headers)))
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
 

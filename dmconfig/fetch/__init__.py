@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -128,17 +128,20 @@ def fetch_index(hub_id: str, revision: str | None) -> None:
         raise build_error([failure]) from failure.__cause__
 
 
-def fetch_indexes(resolved: Resolved, spec: Spec, headers: FileHeaders | None = None) -> None:
+def fetch_indexes(
+    resolved: Resolved, spec: Spec, headers: FileHeaders | None = None, *, with_configs: bool = False
+) -> None:
     """Download what checking a spec reads of the hub: the index of its pipeline, configs of models from elsewhere.
 
     ``headers`` tells what a file of weights on the hub holds, where that says which pipeline's index it goes with.
+    ``with_configs``: the configs of all that is in the pipeline too.
 
     The index of a pipeline that dmconfig has figures for is not needed for checking. A source that cannot be located
     is left to checking to report.
 
     Raises: BuildError: as ``fetch_index``; one problem per repository, each at its place in the file.
     """
-    steps = [*_index_steps(resolved, spec, headers), *_config_steps(resolved, spec)]
+    steps = [*_index_steps(resolved, spec, headers, with_configs), *_config_steps(resolved, spec)]
     _, failures = collect(lambda step: step(), steps)
     if failures:
         raise build_error(failures, resolved)
@@ -270,11 +273,13 @@ def _partial_bytes(hub_id: str) -> int:
     return sum(file.stat().st_size for file in blobs.glob("*.incomplete"))
 
 
-def _index_steps(resolved: Resolved, spec: Spec, headers: FileHeaders | None) -> Iterator[Callable[[], None]]:
+def _index_steps(
+    resolved: Resolved, spec: Spec, headers: FileHeaders | None, with_configs: bool
+) -> Iterator[Callable[[], None]]:
     path, text, revision = _home_of(resolved, spec, headers)
     repository = _unpackaged_home(resolved, spec, path, text, revision)
     if repository is not None:
-        yield functools.partial(_bring_index, repository, with_configs=path == ("pipeline", "config"))
+        yield functools.partial(_bring_index, repository, with_configs=with_configs or path == ("pipeline", "config"))
 
 
 def _unpackaged_home(
@@ -342,17 +347,23 @@ def _named(
 
 
 def _bring_index(repository: Repository, *, with_configs: bool = False) -> None:
-    """Download the index of a pipeline; ``with_configs`` those of its models too, which a file of weights lacks."""
+    """Download the index of a pipeline; ``with_configs`` the configs of what is in it too."""
     snapshot = repository.snapshot
-    if not lacks(repository) and not (with_configs and snapshot and not [*snapshot.glob(f"*/{CONFIG_FILES[0]}")]):
+    here = [] if snapshot is None else _of_components(_files_in(snapshot))
+    if not lacks(repository) and (here or not with_configs):
         return
     listing = list_files(repository, repository.revision, [INDEX_FILE])
     if INDEX_FILE not in listing.files:
         raise FailedError(not_a_pipeline(repository))
-    configs = [file for file in listing.files if file.count("/") == 1 and file.endswith(f"/{CONFIG_FILES[0]}")]
+    files = (INDEX_FILE, *(_of_components(tuple(listing.files)) if with_configs else ()))
     with no_bars():
-        files = (INDEX_FILE, *(configs if with_configs else ()))
         download(_selection(repository, repository.revision, listing, files))
+
+
+def _of_components(files: Iterable[str]) -> list[str]:
+    """The configs among the files of a pipeline, of its models and schedulers."""
+    names = CONFIG_FILES[:2]
+    return [file for file in files if PurePosixPath(file).name in names and file.count("/") == 1]
 
 
 def _bring_config(repository: Repository, name: str, subfolder: str | None, *, required: bool = True) -> None:

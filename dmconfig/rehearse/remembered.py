@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from dmconfig.assembly import Component
+from dmconfig.checkpoint import tensors_of
 from dmconfig.facts.cache import cache_folder
 from dmconfig.files import replacing
 from dmconfig.inventory import Inventory
@@ -26,10 +27,10 @@ from dmconfig.plan import Plan
 from dmconfig.rehearse.script import Script, Settings
 from dmconfig.version import __version__
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever a rehearsal counts otherwise."""
 _PACKAGES = ("torch", "diffusers", "transformers", "accelerate")
-_SECTIONS = ("pipeline", "components", "group_offload", "call")
+_SECTIONS = ("pipeline", "components", "adapters", "quantization", "group_offload", "call", "pipelines")
 """What a file says of a pipeline beside where it is placed."""
 
 
@@ -96,8 +97,9 @@ def _places(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _component(component: Component) -> list[str]:
-    """What a rehearsal sees of a component: its class, dtype and config, and whether its files are here."""
-    return [component.class_name, component.dtype, str(component.folder), _config(config_folder_of(component))]
+    """What a rehearsal sees of a component: its class, dtype, config, packed weights, and whether its files are here."""
+    told = [component.class_name, component.dtype, str(component.folder), _config(config_folder_of(component))]
+    return [*told, str(tensors_of(component.source)) if component.source.is_gguf else ""]
 
 
 def _config(folder: Path | None) -> str:

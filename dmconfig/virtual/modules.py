@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from dmconfig.virtual.errors import VirtualOutOfMemoryError
+from dmconfig.virtual.quantised import as_parameter
 from dmconfig.virtual.state import MachineState
 from dmconfig.virtual.tensor import VirtualTensor, as_shape, is_parameter, no_modes, wrapped
 from dmconfig.virtual.whereabouts import qualified
@@ -61,7 +62,7 @@ def _adopted(state: MachineState, tensor: torch.Tensor, device: torch.device, dt
         with no_modes():  # else the ledger would know the copy as one on the host
             content = content.clone()
     result = _on_device(state, content, device)
-    return torch.nn.Parameter(result, requires_grad=False) if is_parameter(tensor) else result
+    return as_parameter(result, like=tensor).requires_grad_(False) if is_parameter(tensor) else result
 
 
 def _drops_values(state: MachineState, tensor: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 import transformers
 
+from dmconfig.assembly import PIPELINE
 from dmconfig.build import build_pipelines
 from dmconfig.dispatch import dispatch, placement
 from dmconfig.errors import SpecError
@@ -23,7 +24,7 @@ from dmconfig.progress import NoProgress
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
 from dmconfig.rehearse import rehearsal as rehearsing
 from dmconfig.rehearse.inputs import arguments, steps_of
-from dmconfig.rehearse.skeleton import build_skeleton
+from dmconfig.rehearse.skeleton import build_skeletons
 from dmconfig.resolve import overrides_from_mapping
 from dmconfig.units import GIB
 from dmconfig.virtual import VirtualMachine
@@ -269,7 +270,8 @@ def test_what_a_whole_generation_moves_is_told_from_a_few_steps(
 def test_multistep_solvers_reach_their_order(scheduler: str, run: int, tiny: Tiny) -> None:
     """One step more than they look back, and two for the others."""
     checked = tiny.checked("sd", {"components.scheduler.class": scheduler})
-    pipe, _stand_ins = build_skeleton(checked.resolved, checked.assembly, dict.fromkeys(NAMES_OF_SD, "float32"))
+    pipes, _stand_ins = build_skeletons(checked.resolved, checked.assembly, dict.fromkeys(NAMES_OF_SD, "float32"))
+    pipe = pipes[PIPELINE]
     steps = steps_of(pipe, checked.assembly.facts, Settings(steps=20), {})
     assert {name: (each.run, each.asked) for name, each in steps.items()} == {"scheduler": (run, 20)}
 
@@ -366,7 +368,8 @@ def test_packaged_settings_reach_the_pipeline(tmp_path: Path) -> None:
     checked = check_file(file)
     dtypes = {component.name: "bfloat16" for component in checked.assembly.modules}
 
-    pipe, _stand_ins = build_skeleton(checked.resolved, checked.assembly, dtypes)
+    pipes, _stand_ins = build_skeletons(checked.resolved, checked.assembly, dtypes)
+    pipe = pipes[PIPELINE]
 
     assert pipe.config.boundary_ratio == 0.875
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
+from dmconfig.assembly import PIPELINE
 from dmconfig.load import check_file, plan_for
 from dmconfig.plan import Plan
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
 from dmconfig.rehearse.quantised import QuantisedLinear
-from dmconfig.rehearse.skeleton import build_skeleton
+from dmconfig.rehearse.skeleton import build_skeletons
 from tests.conftest import inventory
 from tests.tiny_adapters import write_lora
 from tests.tiny_pipelines import LENGTH, SIZE, Tiny
@@ -62,9 +63,10 @@ def test_weights_of_a_rehearsal_are_those_of_the_plan(section: str, folder: Path
     """What is put on components runs without failing, and weighs what the plan says, to the byte."""
     script, plan = planned(folder, SECTIONS[section])
 
-    pipe, _ = build_skeleton(
+    pipes, _ = build_skeletons(
         script.resolved, script.assembly, {each.component: each.dtype for each in plan.assignments}
     )
+    pipe = pipes[PIPELINE]
 
     held = {each.component: _held(getattr(pipe, each.component)) for each in plan.assignments}
     assert held == {each.component: each.nbytes for each in plan.assignments}
