@@ -7,7 +7,7 @@ before anything is placed; a pipeline on which one of them fails is not handed o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -338,20 +338,24 @@ def apply_adapters(resolved: Resolved, pipe: Any, adapters: Sequence[Adapter]) -
     fused = [each for each in of_kind[LoraSpec] if each.is_fused]
     stacked = [each for each in of_kind[LoraSpec] if not each.is_fused]
     for adapter in fused:
-        _guarded(resolved, adapter, lambda adapter: _load_lora(pipe, adapter))
+        guarded(resolved, adapter, lambda adapter: _load_lora(pipe, adapter))
     if fused:
-        _guarded(resolved, fused[-1], lambda _: _fuse(pipe, fused))
+        guarded(resolved, fused[-1], lambda _: _fuse(pipe, fused))
     for adapter in stacked:
-        _guarded(resolved, adapter, lambda adapter: _load_lora(pipe, adapter))
+        guarded(resolved, adapter, lambda adapter: _load_lora(pipe, adapter))
     if stacked:
-        _guarded(resolved, stacked[-1], lambda _: _set_weights(pipe, stacked))
+        guarded(resolved, stacked[-1], lambda _: _set_weights(pipe, stacked))
     for adapter in of_kind[TextualInversionSpec]:
-        _guarded(resolved, adapter, lambda adapter: _load_words(pipe, adapter))
+        guarded(resolved, adapter, lambda adapter: _load_words(pipe, adapter))
     if pictures := of_kind[IpAdapterSpec]:
-        _guarded(resolved, pictures[-1], lambda _: _load_ip_adapters(pipe, pictures))
+        guarded(resolved, pictures[-1], lambda _: _load_ip_adapters(pipe, pictures))
 
 
-def _guarded(resolved: Resolved, adapter: Adapter, put_on: Any) -> None:
+def guarded(resolved: Resolved, adapter: Adapter, put_on: Callable[[Adapter], None]) -> None:
+    """Put an adapter on.
+
+    Raises: BuildError: ADAPTER_NOT_LOADED, with its file, whatever was raised.
+    """
     try:
         put_on(adapter)
     except Exception as error:  # code of other libraries, on a file nobody has checked: anything may come

@@ -16,6 +16,7 @@ from dmconfig.garbage import gc_frozen, gc_paused
 from dmconfig.inputs import call_with_files, opened
 from dmconfig.inventory import Inventory
 from dmconfig.plan import Plan
+from dmconfig.rehearse.adapters import pictures_for
 from dmconfig.rehearse.failures import failure_of
 from dmconfig.rehearse.figures import crossings_of, device_peak
 from dmconfig.rehearse.inputs import MAIN, arguments, meaningless, steps_of
@@ -102,7 +103,7 @@ def _place(run: _Run, script: Script, plan: Plan) -> None:
     for part in parts.values():
         if isinstance(part, torch.nn.Module):
             run.machine.adopt(part)
-    sharing = ((each, {}) for each in others)
+    sharing: list[tuple[Any, Mapping[str, Any]]] = [(each, {}) for each in others]
     options = script.spec.group_offload.model_dump()
     dispatch(first, plan, sharing=sharing, in_turn=script.assembly.in_turn, group_options=options, is_mapped=False)
     run.machine.ledger.reset()
@@ -111,7 +112,8 @@ def _place(run: _Run, script: Script, plan: Plan) -> None:
 def _call(run: _Run, script: Script, settings: Settings) -> None:
     """Call the pipeline, with as many steps as are rehearsed."""
     facts, defaults = script.assembly.facts_of(settings.pipeline), opened(_defaults(script, settings))
-    run.given = arguments(run.pipe, facts, settings, defaults, run.steps)
+    given = arguments(run.pipe, facts, settings, defaults, run.steps)
+    run.given = {**given, **pictures_for(run.pipe, facts, given, script.assembly.adapters)}
     ledger = run.machine.ledger
     with run.machine.track(run.pipe.components), noted_steps(run.pipe, ledger, run.steps):
         run.output = shape_of_result(run.pipe(**run.given))

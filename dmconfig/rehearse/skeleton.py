@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from dmconfig.adapters import apply_adapters
 from dmconfig.assembly import PIPELINE, Assembly, Component
 from dmconfig.checkpoint import tensors_of
 from dmconfig.errors import BuildError, Code
@@ -16,10 +15,10 @@ from dmconfig.facts import PipelineFacts
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
 from dmconfig.loaders import class_of
 from dmconfig.measure import config_folder_of
+from dmconfig.rehearse.adapters import put_on
 from dmconfig.rehearse.quantised import module_of_gguf, quantised
 from dmconfig.rehearse.standins import stand_in_for
 from dmconfig.resolve import Resolved
-from dmconfig.spec import LoraSpec
 from dmconfig.switches import apply_switches
 
 
@@ -38,7 +37,7 @@ def build_skeletons(
             parts[component.name], is_stand_in = _other(resolved, component, parts)
             stand_ins += [component.name] if is_stand_in else []
     pipe = _pipeline(assembly.facts, parts, assembly.config)
-    _put_on(resolved, pipe, assembly)
+    put_on(resolved, pipe, assembly)
     for component in assembly.modules:
         apply_switches(resolved, component, parts[component.name], dtypes[component.name])
     others = {each.name: _pipeline(each.facts, parts) for each in assembly.sharing}
@@ -57,15 +56,6 @@ def _pipeline(facts: PipelineFacts, parts: Mapping[str, Any], config: Mapping[st
             part.eval().requires_grad_(requires_grad=False)
     pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def _put_on(resolved: Resolved, pipe: Any, assembly: Assembly) -> None:
-    """Stack the LoRAs that are here, without their data. Others change no shape, or little, and are left out."""
-    stacked = [each for each in assembly.adapters if isinstance(each.spec, LoraSpec) and not each.is_fused]
-    apply_adapters(resolved, pipe, [each for each in stacked if each.file is not None])
-    for part in pipe.components.values():
-        if stacked and isinstance(part, torch.nn.Module):
-            part.to("meta")
 
 
 def as_loaded(module: Any, dtype: str) -> Any:

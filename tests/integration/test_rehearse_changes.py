@@ -1,4 +1,4 @@
-"""Rehearsals of what is put on components: weights as planned, and what tiling saves, by the pipeline's own code."""
+"""Rehearsals of what is put on components: weights as planned, and runs as with values, by the pipeline's own code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.quantizers.gguf.utils import GGUFLinear
 
 from dmconfig.assembly import PIPELINE
 from dmconfig.load import check_file, plan_for
@@ -16,12 +17,21 @@ from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
 from dmconfig.rehearse.quantised import QuantisedLinear
 from dmconfig.rehearse.skeleton import build_skeletons
 from tests.conftest import inventory
-from tests.tiny_adapters import write_lora
+from tests.integration.test_rehearse import check_against_values
+from tests.single_files import write_gguf
+from tests.tiny_adapters import (
+    write_image_encoder,
+    write_ip_adapter,
+    write_lora,
+    write_textual_inversion,
+    write_textual_inversion_for_two,
+)
 from tests.tiny_pipelines import LENGTH, SIZE, Tiny
 
 MACHINE = inventory(cuda=[1])
 INT8 = "{quant_backend: torchao, quant_kwargs: {quant_type: Int8WeightOnlyConfig}}"
 SECTIONS = {
+    "gguf": "components: {transformer: {source: ./flux.gguf}}",
     "lora": "adapters: {lora: [{source: ./lora.safetensors}]}",
     "fused lora": "adapters: {lora: [{source: ./lora.safetensors, fused: true}]}",
     "layerwise casting": "components: {transformer: {layerwise_casting: true}}",
@@ -33,11 +43,17 @@ SECTIONS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, one_thread: None) -> Iterator[Path]:
-    """A tiny pipeline and a LoRA for it."""
+    """Tiny pipelines, and what is put on them."""
     root = tmp_path_factory.mktemp("rehearse")
-    (root / "flux").symlink_to(tiny.spec("flux").with_suffix(""))
+    for kind in ("flux", "sd", "sdxl"):
+        (root / kind).symlink_to(tiny.spec(kind).with_suffix(""))
     transformer = DiffusionPipeline.from_pretrained(root / "flux").transformer
     write_lora(root / "lora.safetensors", transformer, "transformer")
+    write_gguf(transformer.state_dict(), root / "flux.gguf")
+    write_textual_inversion(root / "fox.safetensors")
+    write_textual_inversion_for_two(root / "owl.safetensors")
+    write_ip_adapter(root / "ip.safetensors", DiffusionPipeline.from_pretrained(root / "sd").unet)
+    write_image_encoder(root / "image_encoder")
     return root
 
 
@@ -76,10 +92,49 @@ def test_weights_of_a_rehearsal_are_those_of_the_plan(section: str, folder: Path
 def _held(module: torch.nn.Module) -> int:
     """Return the bytes of a module on meta, without buffers that are in no file, which headers do not tell."""
     names = module.state_dict().keys()
-    quantised = any(isinstance(layer, QuantisedLinear) for layer in module.modules())
+    quantised = any(isinstance(layer, (QuantisedLinear, GGUFLinear)) for layer in module.modules())
     tensors = dict((*module.named_parameters(), *module.named_buffers()))
     counted = [tensor for name, tensor in tensors.items() if name in names or quantised]
     return sum(tensor.numel() * tensor.element_size() for tensor in counted)
+
+
+IMAGE_ENCODER = "components: {image_encoder: {source: ./image_encoder, class: CLIPVisionModelWithProjection}}\n"
+TWO_PICTURES = "[{source: ./ip.safetensors}, {source: ./ip.safetensors, scale: 0.3}]"
+OTHERS = "pipelines: {again: {class: StableDiffusionImg2ImgPipeline}}\n"
+RUNS = {
+    "gguf": ("flux", "components: {transformer: {source: ./flux.gguf}}\n", "transformer"),
+    "gguf brought": ("flux", "components: {transformer: {source: ./flux.gguf}}\n", "transformer"),
+    "words": ("sd", "adapters: {textual_inversion: [{source: ./fox.safetensors}]}\n", "text_encoder"),
+    "words for two": ("sdxl", "adapters: {textual_inversion: [{source: ./owl.safetensors}]}\n", "text_encoder_2"),
+    "picture": ("sd", f"{IMAGE_ENCODER}adapters: {{ip_adapter: [{{source: ./ip.safetensors}}]}}\n", "image_encoder"),
+    "pictures": ("sd", f"{IMAGE_ENCODER}adapters: {{ip_adapter: {TWO_PICTURES}}}\n", "unet"),
+    "embeddings": (
+        "sd",
+        "components: {image_encoder: null}\nadapters: {ip_adapter: [{source: ./ip.safetensors}]}\n",
+        "unet",
+    ),
+    "another pipeline": ("sd", OTHERS, "unet"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_rehearsal_takes_what_the_same_run_with_values_takes(name: str, folder: Path) -> None:
+    """Every peak, in weights and activations, and every move, on two devices; what is decoded on the way included."""
+    kind, section, elsewhere = RUNS[name]
+    place = f"{{execution: 'cuda:1', offload: {'model' if 'brought' in name else 'none'}}}"
+    file = folder / "run.yaml"
+    head = f"version: 1\npipeline: {{source: ./{kind}, dtype: bfloat16}}\nreserve: 0\n"
+    file.write_text(f"{head}device_map: {{{elsewhere}: {place}, default: cuda:0}}\n{section}")
+    own = {"max_sequence_length": LENGTH} if kind == "flux" else {}
+    pipeline = "again" if section == OTHERS else PIPELINE
+    size = {} if section == OTHERS else {"height": SIZE, "width": SIZE}
+    settings = Settings(**size, steps=2, full=True, call=own, pipeline=pipeline)
+
+    rehearsal = check_against_values(check_file(file), settings)
+
+    assert not rehearsal.never_ran
+    planned = {each.component: each.nbytes for each in rehearsal.plan.assignments}
+    assert planned[elsewhere] > 0
 
 
 def test_tiling_lowers_the_peak_of_decoding(folder: Path) -> None:
