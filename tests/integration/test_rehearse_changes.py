@@ -50,8 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, one_thread: Non
     transformer = DiffusionPipeline.from_pretrained(root / "flux").transformer
     write_lora(root / "lora.safetensors", transformer, "transformer")
     write_gguf(transformer.state_dict(), root / "flux.gguf")
-    write_textual_inversion(root / "fox.safetensors")
-    write_textual_inversion_for_two(root / "owl.safetensors")
+    write_textual_inversion(root / "fox.safetensors", vectors=20)  # more than a block of the allocator
+    write_textual_inversion_for_two(root / "owl.safetensors", vectors=20)
     write_ip_adapter(root / "ip.safetensors", DiffusionPipeline.from_pretrained(root / "sd").unet)
     write_image_encoder(root / "image_encoder")
     return root
