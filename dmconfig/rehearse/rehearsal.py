@@ -12,6 +12,7 @@ import torch
 
 from dmconfig.dispatch import dispatch
 from dmconfig.errors import DMConfigError, SpecError
+from dmconfig.facts import PipelineFacts
 from dmconfig.garbage import gc_frozen, gc_paused
 from dmconfig.inputs import call_with_files, opened
 from dmconfig.inventory import Inventory
@@ -48,9 +49,9 @@ def rehearse(
     with _one_thread(), _quiet_libraries():
         run = _run_through(script, plan, inventory, settings, is_enforced=is_enforced)
         if run.failure is None or run.failure.kind != "out of memory":
-            return _rehearsal(run, plan, inventory)
+            return _rehearsal(run, script, plan, inventory)
         unlimited = _run_through(script, plan, inventory, settings, is_enforced=False)
-        return replace(_rehearsal(unlimited, plan, inventory), failure=run.failure, odd_output="")
+        return replace(_rehearsal(unlimited, script, plan, inventory), failure=run.failure, odd_output="")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class _Run:
 
     pipes: Mapping[str, Any]
     pipe: Any
+    facts: PipelineFacts
     machine: VirtualMachine
     stand_ins: tuple[str, ...]
     steps: Mapping[str, Steps]
@@ -77,7 +79,7 @@ def _run_through(script: Script, plan: Plan, inventory: Inventory, settings: Set
     steps = steps_of(pipe, facts, settings, defaults)
     capacities = [device.total_bytes for device in inventory.accelerators]
     machine = VirtualMachine(capacities, values=False, zero_phases=_READ_VALUES, enforce_capacity=is_enforced)
-    run = _Run(pipes=pipes, pipe=pipe, machine=machine, stand_ins=stand_ins, steps=steps)
+    run = _Run(pipes=pipes, pipe=pipe, facts=facts, machine=machine, stand_ins=stand_ins, steps=steps)
     phase = "placing"
     with gc_frozen(), machine, torch.no_grad():
         try:
@@ -111,19 +113,21 @@ def _place(run: _Run, script: Script, plan: Plan) -> None:
 
 def _call(run: _Run, script: Script, settings: Settings) -> None:
     """Call the pipeline, with as many steps as are rehearsed."""
-    facts, defaults = script.assembly.facts_of(settings.pipeline), opened(_defaults(script, settings))
-    given = arguments(run.pipe, facts, settings, defaults, run.steps)
-    run.given = {**given, **pictures_for(run.pipe, facts, given, script.assembly.adapters)}
+    defaults = opened(_defaults(script, settings))
+    given = arguments(run.pipe, run.facts, settings, defaults, run.steps)
+    run.given = {**given, **pictures_for(run.pipe, run.facts, given, script.assembly.adapters)}
     ledger = run.machine.ledger
     with run.machine.track(run.pipe.components), noted_steps(run.pipe, ledger, run.steps):
         run.output = shape_of_result(run.pipe(**run.given))
 
 
-def _rehearsal(run: _Run, plan: Plan, inventory: Inventory) -> Rehearsal:
+def _rehearsal(run: _Run, script: Script, plan: Plan, inventory: Inventory) -> Rehearsal:
     """The figures of a run."""
+    quantised = ((each.name, each.quantization) for each in script.assembly.modules)
     ledger, main = run.machine.ledger, run.steps[MAIN]
     return Rehearsal(
         plan=plan,
+        pipeline=run.facts.class_name,
         steps=(main.run, main.asked),
         arguments={name: value for name, value in run.given.items() if isinstance(value, (str, int, float))},
         devices=tuple(device_peak(ledger, device) for device in inventory.accelerators),
@@ -131,6 +135,7 @@ def _rehearsal(run: _Run, plan: Plan, inventory: Inventory) -> Rehearsal:
         output=run.output,
         odd_output="" if run.failure else oddity(run.output, run.given),
         stand_ins=run.stand_ins,
+        by_rule={name: asked.quant_backend for name, asked in quantised if asked is not None},
         guesses=dict(run.machine.guesses),
         failure=run.failure,
     )

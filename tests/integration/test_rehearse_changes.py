@@ -13,11 +13,12 @@ from diffusers.quantizers.gguf.utils import GGUFLinear
 from dmconfig.assembly import PIPELINE
 from dmconfig.load import check_file, plan_for
 from dmconfig.plan import Plan
-from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
+from dmconfig.rehearse import Rehearsal, Script, Settings, rehearsal_text, rehearse
 from dmconfig.rehearse.quantised import QuantisedLinear
 from dmconfig.rehearse.skeleton import build_skeletons
 from tests.conftest import inventory
-from tests.integration.test_rehearse import check_against_values
+from tests.integration.test_rehearse import check_against_values, peaks_of, with_values
+from tests.integration.test_rehearse import rehearsed as rehearsed_on_two
 from tests.single_files import write_gguf
 from tests.tiny_adapters import (
     write_image_encoder,
@@ -135,6 +136,31 @@ def test_a_rehearsal_takes_what_the_same_run_with_values_takes(name: str, folder
     assert not rehearsal.never_ran
     planned = {each.component: each.nbytes for each in rehearsal.plan.assignments}
     assert planned[elsewhere] > 0
+
+
+@pytest.mark.parametrize("backend", ["torchao", "quanto"])
+def test_quantised_layers_take_what_the_backend_itself_takes(backend: str, folder: Path) -> None:
+    """What comes of decoding is that of a run with values; packed weights, but for rests of the allocator's blocks."""
+    file = folder / "run.yaml"
+    head = "version: 1\npipeline: {source: ./flux, dtype: bfloat16}\nreserve: 0\ndevice_map: cuda:0\n"
+    file.write_text(f"{head}quantization: {{transformer: {INT8 if backend == 'torchao' else backend}}}\n")
+    settings = Settings(height=8 * SIZE, width=8 * SIZE, steps=2, full=True, call={"max_sequence_length": LENGTH})
+    checked = check_file(file)
+
+    rehearsal = rehearsed_on_two(checked, settings)
+    peaks, _ = with_values(checked, rehearsal, settings)
+
+    ours, theirs = peaks_of(rehearsal)["cuda:0", "transformer"], peaks["cuda:0", "transformer"]
+    assert ours[1] == theirs[1]
+    layers = sum(isinstance(each, torch.nn.Linear) for each in _transformer(folder).modules())
+    assert 0 <= theirs[0] - ours[0] <= 4 * 512 * layers
+    assert rehearsal.by_rule == {"transformer": backend}
+    assert f"the weights of transformer are those of {backend}'s rule" in rehearsal_text(rehearsal, 200)
+
+
+def _transformer(folder: Path) -> torch.nn.Module:
+    module: torch.nn.Module = DiffusionPipeline.from_pretrained(folder / "flux").transformer
+    return module
 
 
 def test_tiling_lowers_the_peak_of_decoding(folder: Path) -> None:

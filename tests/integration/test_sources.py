@@ -6,6 +6,7 @@ together by hand with diffusers, and the planned bytes are the loaded ones.
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,6 +34,8 @@ from dmconfig import DMConfigError, load_from_yaml, plan_from_yaml
 from dmconfig.errors import Code
 from dmconfig.inventory import parse_machine
 from dmconfig.load import check_file, plan_for
+from dmconfig.rehearse import Settings
+from dmconfig.staging import rehearse_file
 from tests.conftest import only_problem
 from tests.loopback_hub import ask, serve
 from tests.single_files import WEIGHTS, write_checkpoint, write_gguf
@@ -228,16 +231,19 @@ def by_hand_gguf(root: Path, dtype: torch.dtype) -> Any:
     return FluxPipeline.from_pretrained(root / "flux", transformer=transformer, dtype=dtype)
 
 
+@pytest.mark.parametrize("place", ["cpu", "cuda:0", {"execution": "cuda:0", "offload": "model"}], ids=str)
 def test_gguf_is_planned_by_its_header_and_runs(
-    root: Path, spec: Callable[[str], Path], virtual_machine: MakeMachine
+    root: Path, spec: Callable[[str], Path], virtual_machine: MakeMachine, place: object
 ) -> None:
     """Quantised weights stay as stored: the plan has their bytes, and the picture is that of diffusers' own loader."""
     file = spec("pipeline: {source: ./flux, dtype: bfloat16}\ncomponents: {transformer: {source: ./flux.gguf}}\n")
     hand = by_hand_gguf(root, torch.bfloat16)
     plain = FluxTransformer2DModel.from_pretrained(root / "flux" / "transformer", dtype=torch.bfloat16)
-    pipe = assert_as_by_hand(file, hand, "flux", virtual_machine, {"transformer": "cpu", "default": "cuda:1"})
+    pipe = assert_as_by_hand(file, hand, "flux", virtual_machine, {"transformer": place, "default": "cuda:1"})
     assert loaded_bytes(pipe.transformer) < 0.75 * loaded_bytes(plain)
-    assert any(getattr(parameter, "quant_type", None) is not None for parameter in pipe.transformer.parameters())
+    packed = [parameter for parameter in pipe.transformer.parameters() if hasattr(parameter, "quant_type")]
+    assert packed
+    assert {str(parameter.device) for parameter in packed} == {"cuda:0" if place == "cuda:0" else "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -346,3 +352,28 @@ def test_single_files_on_the_hub_are_planned_by_their_headers(  # noqa: PLR0917 
     (name,) = of_files
     assert of_files[name] <= (2**16 if "gguf" in name else len(files[name.partition(" ")[2]]) / 2)
     assert {f"dm/{home} {file}" for file in ("model_index.json", config)} <= sent.keys()
+
+
+def test_a_pipeline_on_the_hub_is_rehearsed_without_its_weights(
+    root: Path, spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configs are downloaded and headers looked at: the peaks are those of the same files on this machine."""
+    text = "pipeline: {source: dm/flux, dtype: bfloat16}\ncomponents: {transformer: {source: dm/files/flux.gguf}}\n"
+    machine, settings = parse_machine("2x1GiB", "1GiB"), Settings(height=32, width=32, call={"max_sequence_length": 16})
+    local = spec(text.replace("dm/files/", "./").replace("dm/", "./"))
+    expected = rehearse_file(functools.partial(check_file, local), [], machine, settings)
+    with serve() as hub:
+        ask(hub, monkeypatch, root / "rehearsed")
+        hub.add("dm/files", more={"flux.gguf": (root / "flux.gguf").read_bytes()})
+        hub.add("dm/flux", root / "flux")
+        check = functools.partial(check_file, spec(text), ask_hub=True, with_configs=True)
+        rehearsal = rehearse_file(check, [], machine, settings, ask_hub=True)
+        here = {file.name for file in (root / "rehearsed").rglob("*") if file.is_file()}
+    shutil.rmtree(root / "rehearsed")
+    assert rehearsal.failure is None
+    assert {"config.json", "scheduler_config.json", "model_index.json"} <= here
+    assert not [name for name in here if name.endswith((".safetensors", ".gguf"))]
+    assert set(rehearsal.stand_ins) == {"tokenizer", "tokenizer_2"}
+    assert [device.peak.weights_bytes for device in rehearsal.devices] == [
+        device.peak.weights_bytes for device in expected.devices
+    ]
