@@ -114,6 +114,7 @@ RUNS = {
         "components: {image_encoder: null}\nadapters: {ip_adapter: [{source: ./ip.safetensors}]}\n",
         "unet",
     ),
+    "float32 vae": ("flux", "components: {vae: {dtype: float32}}\n", "vae"),
     "another pipeline": ("sd", OTHERS, "unet"),
 }
 

@@ -284,6 +284,18 @@ def test_gguf_where_it_cannot_be(spec: Callable[[str], Path], text: str, code: C
     assert what in problem.what
 
 
+def test_gguf_without_its_package_is_told_before_loading(
+    spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning needs no package, and loading says which."""
+    file = spec(GGUF_IN_FLUX)
+    monkeypatch.setattr("dmconfig.quantization.importlib.util.find_spec", lambda _: None)
+    assert plan_from_yaml(file)
+    problem = refused(file)
+    assert (problem.code, problem.fix) == (Code.PACKAGE_MISSING, "pip install gguf")
+    assert problem.what == "loading transformer from ./flux.gguf takes gguf, which is not installed"
+
+
 # From elsewhere
 
 
