@@ -66,7 +66,6 @@ lint: $(LINTED) ## ruff and mypy; changes nothing
 bench: $(TESTED) ## time the commands, plans, the loading of a 2 GB pipeline and the disk tier, see benchmarks/
 	@failed=0; \
 	$(BIN)/python benchmarks/startup.py || failed=1; \
-	$(BIN)/python benchmarks/commands.py || failed=1; \
 	$(BIN)/python benchmarks/plan_speed.py || failed=1; \
 	$(BIN)/python benchmarks/placement_quality.py || failed=1; \
 	$(BIN)/python benchmarks/rehearse_catalogue.py || failed=1; \

@@ -20,11 +20,8 @@ from __future__ import annotations
 import argparse
 import functools
 import math
-import os
 import random
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from placement_quality import HEADINGS, MACHINES, catalogue_ids, configs_of, read_figures, task_of, write_spec
+from processes import DMCONFIG, ROOT, Took, installed_environment, medians, run_process
 
 from dmconfig.catalog import CatalogPipeline, find_pipeline
 from dmconfig.footprint import Footprint, build_on_meta
@@ -48,8 +46,6 @@ from dmconfig.plan.uses import Limits, Load
 from dmconfig.spec import Spec
 from dmconfig.units import GIB
 
-ROOT = Path(__file__).resolve().parent.parent
-DMCONFIG = Path(sys.executable).with_name("dmconfig")
 FLUX = "black-forest-labs/FLUX.1-dev"
 FLUX_MACHINES = ("2x24GiB", "16GiB,12GiB")
 HOST = "64GiB"
@@ -63,14 +59,6 @@ COMPONENTS = (
 OPEN_TO_SPLIT = {"whole": (), "3 may be split": (DENOISER,), "7 may be split": {*TOKENS} - {DECODER}}
 BLOCKS = 40
 RESERVE = 3 * GIB // 2
-
-
-@dataclass(frozen=True, slots=True)
-class Took:
-    """What something took, by the processor and by the clock."""
-
-    processor_s: float
-    clock_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +121,17 @@ def flux_specs(folder: Path) -> Mapping[str, Path]:
     return {"headers": write_headers(pipeline, folder), "catalogue": catalogued}
 
 
-def timed_process(command: Sequence[str], environment: Mapping[str, str]) -> Took:
-    """Return what command takes as a whole process; its output is thrown away."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-    clock_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Took(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, clock_s)
-
-
-def plan_flux(rounds: int) -> Iterator[tuple[str, list[Took]]]:
+def plan_flux(rounds: int) -> Iterator[tuple[str, Took]]:
     """Yield what ``dmconfig plan`` takes from headers and from the catalogue; a run that warms the caches is not in."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": folder, "PYTHONPYCACHEPREFIX": folder}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled once, not on every start
+        environment = installed_environment(Path(folder)) | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": folder}
         for name, spec in flux_specs(Path(folder)).items():
             for gpus in FLUX_MACHINES:
-                command = [str(DMCONFIG), "plan", str(spec), "--gpus", gpus, "--ram", HOST]
-                timed_process(command, environment)
-                yield f"{name}, {gpus}", [timed_process(command, environment) for _ in range(rounds)]
+                command = [*DMCONFIG, "plan", str(spec), "--gpus", gpus, "--ram", HOST]
+                _, exit_code = run_process(command, environment)
+                if exit_code:
+                    raise RuntimeError(f"{' '.join(command)} ended with {exit_code}")
+                yield f"{name}, {gpus}", medians([run_process(command, environment)[0] for _ in range(rounds)])
 
 
 # --- the search alone -------------------------------------------------------------------------------------------------
@@ -235,17 +216,13 @@ def layout_of(nbytes: int) -> Layout:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def report_plans(plans: Sequence[tuple[str, list[Took]]]) -> bool:
+def report_plans(plans: Sequence[tuple[str, Took]]) -> bool:
     """Print what whole processes took; return whether all are within the limit."""
     print(f"{'dmconfig plan of FLUX.1-dev, median':44}  {'processor':>9}  {'clock':>7}  limit")
-    within = True
-    for name, each in plans:
-        processor_s = statistics.median(took.processor_s for took in each)
-        clock_s = statistics.median(took.clock_s for took in each)
-        within &= processor_s <= PLAN_LIMIT_S
-        verdict = "" if processor_s <= PLAN_LIMIT_S else "  too slow"
-        print(f"{name:44}  {processor_s:7.3f} s  {clock_s:5.3f} s  {PLAN_LIMIT_S}{verdict}")
-    return within
+    for name, took in plans:
+        verdict = "" if took.processor_s <= PLAN_LIMIT_S else "  too slow"
+        print(f"{name:44}  {took.processor_s:7.3f} s  {took.clock_s:5.3f} s  {PLAN_LIMIT_S}{verdict}")
+    return all(took.processor_s <= PLAN_LIMIT_S for _, took in plans)
 
 
 def report_searches(name: str, searches: Sequence[Searched], limit_s: float) -> bool:

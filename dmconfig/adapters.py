@@ -31,6 +31,8 @@ _KOHYA = {"lora_unet": None, "lora_transformer": None, "lora_te": "text_encoder"
 """Beginnings of names in files of kohya's trainer, and their components; None is the denoiser."""
 _EMBEDDINGS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 """Names in files of textual inversions for two encoders, and their components."""
+_IP_ADAPTER = ("image_proj.", "ip_adapter.", "ip_adapter_proj_model.", "double_blocks.")
+"""Beginnings of names in files of IP-Adapters; the last two are those of FLUX."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ def locate_adapters(resolved: Resolved, spec: Spec, facts: PipelineFacts) -> tup
         except DMConfigError as error:
             problems += error.problems
     problems += _same_names(resolved, adapters)
+    problems += _too_many_pictures(resolved, adapters, facts)
     problems += _damaged(resolved, adapters)
     return tuple(adapters), problems
 
@@ -120,9 +123,18 @@ def changed_components(adapters: Iterable[Adapter], modules: Sequence[str], deno
 
 
 def unplaceable_adapters(
-    resolved: Resolved, adapters: Iterable[Adapter], modules: Sequence[str], denoiser: str, without: Sequence[str]
+    resolved: Resolved,
+    adapters: Iterable[Adapter],
+    modules: Sequence[str],
+    denoiser: str,
+    *,
+    without: Sequence[str],
+    image_encoder: str,
 ) -> Iterator[Problem]:
-    """Yield a problem per adapter for components that the pipeline does not have; ``without`` are null in the file."""
+    """Yield a problem per adapter for components that the pipeline does not have.
+
+    ``without`` are null in the file; ``image_encoder`` is the class that the pipeline has for one.
+    """
     for adapter in adapters:
         missing = {each.component for each in additions_of(adapter, modules, denoiser)} - set(modules)
         if missing:
@@ -133,8 +145,8 @@ def unplaceable_adapters(
             yield resolved.problem(Code.BAD_ADAPTER, (*adapter.path, "source"), what, fix=fix)
         if isinstance(adapter.spec, IpAdapterSpec) and "image_encoder" not in (*modules, *without):
             what = "an IP-Adapter looks at pictures through an image encoder, and the pipeline has none"
-            fix = "add components.image_encoder with a source and class: CLIPVisionModelWithProjection; or null, for "
-            fix += "calls with ip_adapter_image_embeds"
+            fix = f"add components.image_encoder with a source and class: {image_encoder}; or null, for calls with "
+            fix += "ip_adapter_image_embeds"
             yield resolved.problem(Code.BAD_ADAPTER, adapter.path, what, fix=fix)
 
 
@@ -251,8 +263,7 @@ def _name_of(asked: AdapterSpec, file: str) -> str:
 
 
 def _not_taken(resolved: Resolved, path: ConfigPath, asked: AdapterSpec, facts: PipelineFacts) -> Iterator[Problem]:
-    known = class_facts("diffusers", facts.class_name)
-    ancestors = known.ancestors if known is not None else frozenset()
+    ancestors = _ancestors(facts)
     mixin = _MIXINS.get(type(asked))
     takes = mixin in ancestors if mixin else any("IPAdapter" in name for name in ancestors)
     if not takes:
@@ -274,6 +285,20 @@ def _same_names(resolved: Resolved, adapters: Sequence[Adapter]) -> Iterator[Pro
         seen.add(adapter.name)
 
 
+def _too_many_pictures(resolved: Resolved, adapters: Sequence[Adapter], facts: PipelineFacts) -> Iterator[Problem]:
+    """Stable Diffusion 3 holds one IP-Adapter; what it is called with for more is not a list to it."""
+    pictures = [adapter for adapter in adapters if isinstance(adapter.spec, IpAdapterSpec)]
+    if "SD3IPAdapterMixin" in _ancestors(facts):
+        for adapter in pictures[1:]:
+            what = f"{facts.class_name} takes one IP-Adapter"
+            yield resolved.problem(Code.BAD_ADAPTER, adapter.path, what, fix="remove it, or the one above")
+
+
+def _ancestors(facts: PipelineFacts) -> frozenset[str]:
+    known = class_facts("diffusers", facts.class_name)
+    return known.ancestors if known is not None else frozenset()
+
+
 def _damaged(resolved: Resolved, adapters: Sequence[Adapter]) -> Iterator[Problem]:
     for adapter in adapters:
         try:
@@ -293,7 +318,7 @@ def _is_of_its_kind(adapter: Adapter, tensors: Sequence[TensorInfo]) -> bool:
         case LoraSpec():
             return any("lora" in name or "lokr" in name or "loha" in name for name in names)
         case IpAdapterSpec():
-            return any(name.startswith(("image_proj.", "ip_adapter.")) for name in names)
+            return any(name.startswith(_IP_ADAPTER) for name in names)
         case _:
             return 0 < len(names) <= len(_EMBEDDINGS) and all(len(tensor.shape) in (1, 2) for tensor in tensors)
 
@@ -416,12 +441,24 @@ def _load_words(pipe: Any, adapter: Adapter) -> None:
 
 
 def _load_ip_adapters(pipe: Any, adapters: Sequence[Adapter]) -> None:
+    """Put IP-Adapters on, all at once; of Stable Diffusion 3 there is one at most."""
+    import inspect
+
     files = [adapter.file for adapter in adapters if adapter.file is not None]
+    scales = [adapter.spec.scale for adapter in adapters if isinstance(adapter.spec, IpAdapterSpec)]
+    # that of FLUX has another word for the image encoder, which here is a component like any other
+    of_flux = "image_encoder_pretrained_model_name_or_path"
+    takes = inspect.signature(pipe.load_ip_adapter).parameters
     pipe.load_ip_adapter(
-        [str(file.parent) for file in files],
-        subfolder=[""] * len(files),
-        weight_name=[file.name for file in files],
-        image_encoder_folder=None,
+        _one_or_all([str(file.parent) for file in files]),
+        subfolder=_one_or_all([""] * len(files)),
+        weight_name=_one_or_all([file.name for file in files]),
         local_files_only=True,
+        **{of_flux if of_flux in takes else "image_encoder_folder": None},
     )
-    pipe.set_ip_adapter_scale([adapter.spec.scale for adapter in adapters if isinstance(adapter.spec, IpAdapterSpec)])
+    pipe.set_ip_adapter_scale(_one_or_all(scales))
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    """A single value by itself: to some classes a list of one means something else, or nothing."""
+    return values[0] if len(values) == 1 else values

@@ -54,6 +54,7 @@ PIPELINE = "pipeline"
 """What the pipeline of the file is called beside those of ``pipelines``."""
 DENOISER_NAMES = ("transformer", "unet", "prior", "decoder", "dit")
 """What diffusers calls the model that runs once per step, most usual first."""
+_MOTION_ADAPTER = "motion_adapter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,8 @@ class Component:
     ``config_source`` is where its config comes from, and ``folder`` holds that; ``shares_file``: the file is the
     pipeline's, with the weights of others.
     ``variant_required`` tells a variant asked for this component from one asked for the whole pipeline, which
-    components without such files do without. ``path`` is where the file speaks of it.
+    components without such files do without. ``path`` is where the file speaks of it. ``takes_in`` is another
+    component whose weights the pipeline's constructor copies into this one.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Component:
     quantization: QuantizationSpec | None = None
     parts: tuple[Component, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    takes_in: str | None = None
     config_source: Source | None = None
     shares_file: bool = False
     allows_pickle: bool = False
@@ -216,7 +219,11 @@ def _unplaceable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator
     """What adapters are put on must be there; an image encoder that the file leaves out by name is left out."""
     names = [component.name for component in assembly.modules]
     without = [name for name, asked in spec.components.items() if asked is None]
-    yield from unplaceable_adapters(resolved, assembly.adapters, names, assembly.denoiser, without)
+    types = {slot.name: slot.types for slot in assembly.facts.slots}
+    image_encoder = next(iter(types.get("image_encoder", ())), "CLIPVisionModelWithProjection")
+    yield from unplaceable_adapters(
+        resolved, assembly.adapters, names, assembly.denoiser, without=without, image_encoder=image_encoder
+    )
 
 
 def _with_changes(assembly: Assembly) -> Assembly:
@@ -227,7 +234,24 @@ def _with_changes(assembly: Assembly) -> Assembly:
         replace(each, refused={**each.refused, "disk": changed[each.name]}) if each.name in changed else each
         for each in assembly.components
     )
-    return replace(assembly, components=tuple(components))
+    return replace(assembly, components=tuple(_with_motion(components)))
+
+
+def _with_motion(components: Iterable[Component]) -> Iterator[Component]:
+    """The components, with a UNet for pictures that is to make films known as what it becomes.
+
+    Source: constructors of diffusers' AnimateDiff pipelines, which put a ``UNetMotionModel`` in its place, made of
+    copies of it and of the motion adapter (``from_unet2d``). That class does not say which of its modules stay whole.
+    """
+    components = [*components]
+    adapted = any(each.name == _MOTION_ADAPTER for each in components)
+    why = f"its pipeline makes another UNet of it and {_MOTION_ADAPTER}"
+    for each in components:
+        if adapted and each.name == "unet" and each.class_name == "UNet2DConditionModel":
+            refused = {**each.refused, "disk": f"{why}, which no file holds", "split": f"{why}, which stays whole"}
+            yield replace(each, takes_in=_MOTION_ADAPTER, refused=refused)
+        else:
+            yield each
 
 
 def _components(assemblers: Iterable[_Assembler]) -> tuple[dict[str, Component | None], list[Problem]]:

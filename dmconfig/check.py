@@ -69,6 +69,7 @@ def check(resolved: Resolved, spec: Spec, hub: FileHeaders | None = None) -> Ass
         incompatible_dtypes,
         quantised_components,
         quantised_parts,
+        copied_components,
         switches,
         refused_places,
         device_map_names,
@@ -172,6 +173,22 @@ def quantised_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> 
 def switches(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001 - one of several
     """Every switch is one that the component's class, as installed, has, with the arguments it takes."""
     yield from unfit_switches(resolved, assembly)
+
+
+def copied_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001
+    """What a pipeline's constructor makes another component of is not quantised, and is that pipeline's alone."""
+    for component in assembly.modules:
+        if component.takes_in is None:
+            continue
+        why = f"its constructor makes another UNet of {component.name!r} and {component.takes_in!r}"
+        if component.quantization is not None:
+            what = f"{assembly.class_name} cannot take a quantised {component.name!r}"
+            path: ConfigPath = ("quantization", component.name)
+            yield resolved.problem(Code.BAD_QUANTIZATION, path, what, why=why, fix="quantise other components")
+        for each in assembly.sharing:
+            what = f"{component.name!r} cannot be shared with {assembly.class_name} or another such pipeline"
+            path = ("pipelines", each.name, "class")
+            yield resolved.problem(Code.CONTRADICTION, path, what, why=why, fix="write a file for each pipeline")
 
 
 def refused_places(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:

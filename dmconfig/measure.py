@@ -60,12 +60,34 @@ def measure(resolved: Resolved, assembly: Assembly, hub: Headers | None = None) 
     problems: list[Problem] = []
     for component in assembly.modules:
         try:
-            footprints[component.name] = _with_additions(_measure(component, resolved, hub), component, assembly)
+            size = _with_taken_in(_measure(component, resolved, hub), component, assembly, resolved, hub)
+            footprints[component.name] = _with_additions(size, component, assembly)
         except DMConfigError as error:
             problems.extend(error.problems)
     if problems:
         raise SourceError(problems)
     return footprints
+
+
+def _with_taken_in(
+    size: Footprint, component: Component, assembly: Assembly, resolved: Resolved, hub: Headers | None
+) -> Footprint:
+    """The footprint with the weights of another component that are copied into this one, in its dtype.
+
+    Its largest block takes in at most the largest of the other.
+    """
+    if component.takes_in is None:
+        return size
+    other = next(each for each in assembly.modules if each.name == component.takes_in)
+    more = _measure(replace(other, dtype=size.dtype), resolved, hub)
+    return replace(
+        size,
+        nbytes=size.nbytes + more.nbytes,
+        largest_leaf_bytes=max(size.largest_leaf_bytes, more.largest_leaf_bytes),
+        largest_block_bytes=size.largest_block_bytes + more.largest_block_bytes,
+        outside_blocks_bytes=size.outside_blocks_bytes + more.outside_blocks_bytes,
+        needs_cast=size.needs_cast or more.needs_cast,
+    )
 
 
 def _with_additions(size: Footprint, component: Component, assembly: Assembly) -> Footprint:
@@ -441,6 +463,8 @@ def change_notes(assembly: Assembly) -> Iterator[str]:
             yield f"{component.name} is quantised with {component.quantization.quant_backend} while it is loaded"
         elif (casting := casting_of(component.asked)) is not None:
             yield f"{component.name} is kept in {casting.storage_dtype} and cast layer by layer while it computes"
+        if component.takes_in is not None:
+            yield f"{assembly.class_name} copies {component.takes_in} into {component.name}, which has its bytes too"
     yield from adapter_notes(assembly.adapters)
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import ControlNetModel, UNet2DConditionModel
+from diffusers import ControlNetModel, FluxTransformer2DModel, SD3Transformer2DModel, UNet2DConditionModel
+from diffusers.models.attention_processor import SD3IPAdapterJointAttnProcessor2_0
+from diffusers.models.embeddings import IPAdapterTimeImageProjection
 from safetensors.torch import save_file
-from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, SiglipVisionConfig, SiglipVisionModel
 
 from tests.tiny_pipelines import SIZE, WIDTH
 
@@ -74,6 +76,58 @@ def write_ip_adapter(file: Path, unet: UNet2DConditionModel) -> Path:
             tensors[f"ip_adapter.{number}.to_v_ip.weight"] = random(hidden, width)
             number += 2
     return _write(file, tensors)
+
+
+def write_flux_ip_adapter(file: Path, transformer: FluxTransformer2DModel) -> Path:
+    """Write an IP-Adapter for FLUX, with the names of the published one."""
+    generator = torch.Generator().manual_seed(7)
+    width, inner = transformer.config.joint_attention_dim, transformer.inner_dim
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    tensors = {
+        "ip_adapter_proj_model.proj.weight": random(4 * width, WIDTH),
+        "ip_adapter_proj_model.proj.bias": random(4 * width),
+        "ip_adapter_proj_model.norm.weight": random(width),
+        "ip_adapter_proj_model.norm.bias": random(width),
+    }
+    for number in range(transformer.config.num_layers):
+        for letter in "kv":
+            name = f"double_blocks.{number}.processor.ip_adapter_double_stream_{letter}_proj"
+            tensors |= {f"{name}.weight": random(inner, width), f"{name}.bias": random(inner)}
+    return _write(file, tensors)
+
+
+def write_sd3_ip_adapter(file: Path, transformer: SD3Transformer2DModel) -> Path:
+    """Write an IP-Adapter for Stable Diffusion 3: a projection that knows the time, and processors of attention."""
+    config = transformer.config
+    inner = config.attention_head_dim * config.num_attention_heads
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(8)
+        projection = IPAdapterTimeImageProjection(
+            embed_dim=WIDTH, output_dim=inner, hidden_dim=64, depth=4, dim_head=64, heads=1, num_queries=4,
+            timestep_in_dim=32,
+        )  # fmt: skip
+        tensors = {f"image_proj.{name}": tensor for name, tensor in projection.state_dict().items()}
+        for number in range(config.num_layers):
+            processor = SD3IPAdapterJointAttnProcessor2_0(
+                hidden_size=inner, ip_hidden_states_dim=inner, head_dim=config.attention_head_dim, timesteps_emb_dim=64
+            )
+            tensors |= {f"ip_adapter.{number}.{name}": tensor for name, tensor in processor.state_dict().items()}
+    return _write(file, {name: tensor.clone() for name, tensor in tensors.items()})
+
+
+def write_siglip(folder: Path) -> Path:
+    """Write the image encoder that the IP-Adapter of Stable Diffusion 3 looks through."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(9)
+        config = SiglipVisionConfig(
+            hidden_size=WIDTH, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4, image_size=SIZE,
+            patch_size=8,
+        )  # fmt: skip
+        SiglipVisionModel(config).save_pretrained(folder)
+    return folder
 
 
 def write_image_encoder(folder: Path) -> Path:

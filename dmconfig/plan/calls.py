@@ -35,6 +35,9 @@ ONE_TEXT_CALL = frozenset(
 )  # fmt: skip
 """Pipelines with a negative prompt and guidance that by default encode no negative prompt."""
 
+FRAMES = ("num_frames", "video_length", "frames")
+"""What pipelines call the length of a film."""
+
 DENOISER, DECODER = "denoiser", "decoder"
 TOKENS = {DENOISER: 4096, "text encoder": 512, "image encoder": 257, DECODER: 16384}
 """How many vectors a call takes through the weights, roughly: a 1024 px image in latent patches, a full prompt."""
@@ -49,9 +52,14 @@ class Runs:
 
 
 def runs_of(spec: Spec, assembly: Assembly) -> Mapping[str, Runs]:
-    """Return how every component with weights runs, as the file says or as its class does by default."""
+    """Return how every component with weights runs, as the file says or as its class does by default.
+
+    One that was copied into another never does.
+    """
     names = [component.name for component in assembly.modules]
-    return {name: _runs(name, names, spec, assembly.facts) for name in names}
+    copied = {component.takes_in for component in assembly.modules}
+    runs = {name: _runs(name, names, spec, assembly.facts) for name in names}
+    return {name: Runs(0, each.tokens) if name in copied - {*spec.calls} else each for name, each in runs.items()}
 
 
 def _runs(name: str, names: list[str], spec: Spec, facts: PipelineFacts) -> Runs:
@@ -61,6 +69,13 @@ def _runs(name: str, names: list[str], spec: Spec, facts: PipelineFacts) -> Runs
     if role == DENOISER:
         return Runs(_steps(name, spec, facts) * _per_step(name, names, facts.class_name), TOKENS[role])
     return Runs(_text_calls(facts) if role == "text encoder" else 1, TOKENS[role])
+
+
+def frames_of(spec: Spec, facts: PipelineFacts) -> int | None:
+    """Return how many frames the call's film has, as the file says or by default; None for a picture, or untold."""
+    given = {parameter.name: spec.call.get(parameter.name, parameter.default) for parameter in facts.call}
+    frames = next((given[name] for name in FRAMES if name in given), None)
+    return frames if isinstance(frames, int) and frames > 1 else None
 
 
 def role_of(name: str) -> str:

@@ -162,6 +162,11 @@ class _Search:
         self.runner_up: tuple[Rank, _State] | None = None
         self._prices_at = {name: self._prices_of(name) for name in self.blocks}
         self._prices = {name: min(prices.values(), default=inf) for name, prices in self._prices_at.items()}
+        self._ways = {
+            name: {home: [place for place in prices if place.device == home] for home in self.accelerators}
+            for name, prices in self._prices_at.items()
+        }
+        self._stays_at = {name: [p for p in request.places if _stays(p)] for name, request in question.requests.items()}
         self._seconds = {
             name: {place: question.prices.seconds(name, place, question.loads[name].nbytes) for place in request.places}
             for name, request in question.requests.items()
@@ -314,9 +319,7 @@ class _Search:
         request, load, limits = self.question.requests[name], self.question.loads[name], self.question.limits
         roomy = max(self.offers.values(), default=0)
         splits = name in self.blocks
-        stays = [
-            place for place in request.places if _stays(place) and load.nbytes <= max(0, limits.offer(place.device))
-        ]
+        stays = [place for place in self._stays_at[name] if load.nbytes <= max(0, limits.offer(place.device))]
         away = [
             place
             for place in request.places
@@ -361,7 +364,7 @@ class _Search:
     def _has_room(self, name: str, uses: Uses) -> bool:
         """Tell whether a component can stay whole somewhere."""
         load, limits = self.question.loads[name], self.question.limits
-        stays = (place for place in self.question.requests[name].places if _stays(place))
+        stays = self._stays_at[name]
         return any(load.nbytes <= limits.room(place.device, uses, load.working.get(place.device, 0)) for place in stays)
 
     def _distinct(self, places: Sequence[Place], uses: Uses) -> Iterator[Place]:
@@ -499,22 +502,22 @@ class _Search:
         for device, end in ends:
             held[device] = held.get(device, 0) + row.sums[end] - row.sums[start]
             start = end
-        layer, seconds = row.leaves[start], 0.0
-        after = dict(self._with_parts(name, home, held, layer, uses))
+        layer, seconds, sums = row.leaves[start], 0.0, row.away_sums(start)
+        after = self._with_parts(name, home, held, layer, uses)
         resting: list[tuple[Place, int]] = []
-        for place, count, nbytes in self._resting(name, home, row.away_sums(start), after):
+        for place, count, nbytes in self._resting(name, home, sums, after):
             held[place.storage] = nbytes
             after[place.storage] = after[place.storage].with_held(nbytes)
             seconds += nbytes * self._prices_at[name][place]
             resting.append((place, count))
         keeps_little = len(resting) == 1 and row.sums[start] * _LITTLE < blocks.total
-        if keeps_little or sum(count for _, count in resting) + 1 < len(row.away_sums(start)):
+        if keeps_little or sum(count for _, count in resting) + 1 < len(sums):
             return None  # what is brought as a whole is tried as a place
-        if not self.question.limits.hold(after, after):
+        if not self.question.limits.hold(after, held):
             return None
         return _Option(seconds, len(ends) - 1, Cut(home, row, ends, tuple(resting), held, layer, seconds), after)
 
-    def _with_parts(self, name: str, home: str, held: Mapping[str, int], layer: int, uses: Uses) -> Uses:
+    def _with_parts(self, name: str, home: str, held: Mapping[str, int], layer: int, uses: Uses) -> dict[str, Use]:
         """Return uses after a component that holds so much on each device, and of which a layer comes to its own."""
         load, after = self.question.loads[name], dict(uses)
         for device, nbytes in held.items():
@@ -530,7 +533,7 @@ class _Search:
         next. ``sums`` are the running sum of their bytes.
         """
         start = 0
-        for place in (place for place in self._prices_at[name] if place.device == home):
+        for place in self._ways[name][home]:
             room = self.question.limits.room(place.storage, uses)
             end = bisect.bisect_right(sums, sums[start] + room, start) - 1
             if end > start:

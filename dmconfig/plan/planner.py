@@ -12,11 +12,12 @@ from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
 from dmconfig.layout import Layout, nearest_ancestor
 from dmconfig.paths import ConfigPath
+from dmconfig.plan.calls import frames_of
 from dmconfig.plan.fastest import Places
 from dmconfig.plan.misfits import misfits
 from dmconfig.plan.model import Assignment, DeviceUse, Part, Plan, Proof, Residency
 from dmconfig.plan.reasons import reason_of
-from dmconfig.plan.requests import refusal
+from dmconfig.plan.requests import Place, refusal
 from dmconfig.plan.task import Solution, Task
 from dmconfig.plan.uses import uses_of
 from dmconfig.resolve import Resolved
@@ -283,11 +284,30 @@ def _large_calls(task: Task) -> Iterator[str]:
     spec = task.spec
     if "reserve" in spec.model_fields_set or not task.usable:
         return
+    frames = frames_of(spec, task.assembly.facts)
     height, width = (spec.call.get(side) for side in ("height", "width"))
     pixels = height * width if isinstance(height, int) and isinstance(width, int) else 0
-    if pixels > RESERVED_PIXELS:
+    if frames is not None:
+        kept = format_bytes(DEFAULT_RESERVE)
+        yield f"the reserve of {kept} is for one picture, and a film of {frames} takes more; set reserve, or rehearse"
+    elif pixels > RESERVED_PIXELS:
         about = format_bytes(int(DEFAULT_RESERVE * pixels / RESERVED_PIXELS))
         yield f"no room is kept for activations of {height} x {width}: about {about}; set reserve, or rehearse"
+
+
+def _not_split(choice: Mapping[str, Place], task: Task) -> Iterator[str]:
+    """What auto brings, and had no way to split."""
+    for component in task.assembly.modules:
+        name, layout = component.name, task.layouts.get(component.name)
+        tried = task.usable and task.spec.may_split(name) and task.is_worth_a_split(name)
+        if not tried or choice[name].residency is Residency.ALWAYS:
+            continue
+        if "split" in component.refused:
+            yield f"{name} is not split: {component.refused['split']}"
+        elif layout is None:
+            yield f"{name} is not split: how its class lays it out is not known without building it"
+        elif not layout.can_split:
+            yield f"{name} is not split: its class does not say which of its modules stay whole (_no_split_modules)"
 
 
 def _notes(solution: Solution, task: Task) -> Iterator[str]:
@@ -305,18 +325,7 @@ def _notes(solution: Solution, task: Task) -> Iterator[str]:
     for name in task.spread_components:
         if not task.layouts[name].can_split:
             yield f"{name} is placed whole: its class does not say which of its modules stay whole (_no_split_modules)"
-    for name in task.names:
-        if (
-            task.spec.may_split(name)
-            and task.is_worth_a_split(name)
-            and task.usable
-            and choice[name].residency is not Residency.ALWAYS
-        ):
-            layout = task.layouts.get(name)
-            if layout is None:
-                yield f"{name} is not split: how its class lays it out is not known without building it"
-            elif not layout.can_split:
-                yield f"{name} is not split: its class does not say which of its modules stay whole (_no_split_modules)"
+    yield from _not_split(choice, task)
     if DISK in task.spec.max_memory and task.limits.budgets[DISK] and not _on_disk(solution):
         yield "max_memory.disk is not needed: nothing rests on disk"
     if task.spec.offload_folder is not None and not _written_bytes(solution, task):

@@ -71,7 +71,7 @@ def _fastest(name: str, solution: Solution, task: Task, parts: tuple[Part, ...])
     if place.residency is Residency.ALWAYS and is_accelerator(place.device):
         return "fits, so nothing of it moves"
     if place.device == CPU:
-        return f"{_no_room(name, task)}; computed on the cpu: {seconds}"
+        return f"{_no_room(name, task)}; computed on the cpu: {seconds}" if calls else "it never runs"
     how = "brought whole" if place.residency is Residency.WHILE_RUNNING else "brought layer by layer"
     often = "" if place.residency is Residency.WHILE_RUNNING or calls == 1 else f" on each of {calls:g} calls"
     return f"{_no_room(name, task)}; {how} from {place.storage}{often}: {seconds}"

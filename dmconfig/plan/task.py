@@ -140,11 +140,13 @@ class Task:
 
     def seconds(self, solution: Solution, component: str = "") -> float:
         """Return the price of a solution, or of one component of it, in seconds per generation."""
-        return sum(self.prices.seconds(name, place, nbytes) for name, place, nbytes in solution.entries(component))
+        prices = self.prices
+        return sum(prices.seconds(name, place, nbytes) for name, place, nbytes in solution.entries(component))
 
     def moved_bytes(self, solution: Solution, component: str = "") -> float:
         """Return the bytes of weights that a solution, or one component of it, brings per generation."""
-        return sum(self.prices.moved_bytes(name, place, nbytes) for name, place, nbytes in solution.entries(component))
+        prices = self.prices
+        return sum(prices.moved_bytes(name, place, nbytes) for name, place, nbytes in solution.entries(component))
 
     def found(self) -> Solution | None:
         """Return the best place for each component and part, or None when nothing fits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dmconfig.devices import CPU, is_accelerator
 from dmconfig.plan.model import Residency
@@ -38,8 +39,7 @@ class Load:
                 return self.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):  # a search makes tens of thousands, and compares them: tuples are the quickest
     """What one device holds: bytes that are always there, and the largest of those that come and go one at a time.
 
     ``visiting`` is the most that comes with one component: its weights where they are brought, and its working bytes.
@@ -100,7 +100,8 @@ class Limits:
 
         Where its memory is the host's, that is no more than what the host has left.
         """
-        need = uses[device].with_held(0, working).need
+        use = uses[device]
+        need = use.held + max(use.brought, use.visiting, working)
         room = self.offer(device) - need
         if device in self.unified or (device == CPU and self.unified):
             others = sum(uses[d].need + self.reserve_of(d) for d in self.unified if d != device and uses[d].peak)

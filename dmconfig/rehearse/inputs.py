@@ -12,15 +12,13 @@ from dmconfig.check import COUNTS
 from dmconfig.errors import Code, Problem
 from dmconfig.facts import CallParameter, PipelineFacts
 from dmconfig.inputs import SEED
+from dmconfig.plan.calls import FRAMES
 from dmconfig.rehearse.scaling import Steps
 from dmconfig.rehearse.script import Settings
 
 PROMPT = "a photo of an astronaut riding a horse on the moon, 4k"
 MAIN = "scheduler"
 """What pipelines call the scheduler whose steps a user asks for; others have a prefix (``prior_scheduler``)."""
-FRAMES = ("num_frames", "video_length", "frames")
-"""What pipelines call the length of a film."""
-
 _REHEARSED_STEPS = 2
 _STEPS = "num_inference_steps"
 _ORDERS = {

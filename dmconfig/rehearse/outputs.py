@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmconfig.check import COUNTS
-from dmconfig.rehearse.inputs import FRAMES
+from dmconfig.plan.calls import FRAMES
 
 _CHANNELS: Mapping[str, int] = {"pt": -3, "np": -1}
 """Where arrays have their channels; pictures have none."""

@@ -29,7 +29,7 @@ def estimate(plan: Plan) -> str:
     if not plan.seconds:
         return "no weights move during a generation"
     takes = f"about {format_seconds(plan.seconds)} per generation"
-    computed = any(a.execution_device == CPU for a in plan.assignments)
+    computed = any(a.execution_device == CPU and a.seconds for a in plan.assignments)
     if not plan.moved_bytes:
         return f"computing on the cpu: {takes}"
     what = "moving weights and computing on the cpu" if computed else "moving weights"

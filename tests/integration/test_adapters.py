@@ -16,10 +16,13 @@ from dmconfig import load_from_yaml, plan_from_yaml
 from dmconfig.errors import BuildError, SpecError
 from tests.conftest import only_problem
 from tests.tiny_adapters import (
+    write_flux_ip_adapter,
     write_image_encoder,
     write_ip_adapter,
     write_kohya_lora,
     write_lora,
+    write_sd3_ip_adapter,
+    write_siglip,
     write_textual_inversion,
     write_textual_inversion_for_two,
 )
@@ -46,8 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
     write_kohya_lora(root / "kohya.safetensors", unet)
     write_textual_inversion(root / "fox.safetensors")
     write_textual_inversion_for_two(root / "owl.safetensors")
-    write_ip_adapter(root / "ip.safetensors", unet)
+    write_ip_adapter(root / "sd-ip.safetensors", unet)
+    write_ip_adapter(root / "sdxl-ip.safetensors", DiffusionPipeline.from_pretrained(root / "sdxl").unet)
+    write_flux_ip_adapter(root / "flux-ip.safetensors", DiffusionPipeline.from_pretrained(root / "flux").transformer)
+    write_sd3_ip_adapter(root / "sd3-ip.safetensors", DiffusionPipeline.from_pretrained(root / "sd3").transformer)
     write_image_encoder(root / "image_encoder")
+    write_siglip(root / "siglip")
     return root
 
 
@@ -269,30 +276,73 @@ def test_textual_inversion_for_two_encoders_goes_to_each(folder: Path, virtual_m
     assert memory(pipe) == planned(file)
 
 
-def test_ip_adapter_looks_through_its_image_encoder(folder: Path, virtual_machine: MakeMachine) -> None:
-    """A picture as a prompt, on two devices, draws what it does by hand and weighs what was planned."""
-    from transformers import CLIPVisionModelWithProjection
+IMAGE_ENCODERS = {"sd3": ("./siglip", "SiglipVisionModel")}
+OF_OTHERS = ("./image_encoder", "CLIPVisionModelWithProjection")
 
-    picture = torch.rand(1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+
+def with_ip_adapter(folder: Path, kind: str, *scales: float) -> str:
+    """Return the lines of a spec with a kind's IP-Adapter, once for each scale, and its image encoder."""
+    source, class_name = IMAGE_ENCODERS.get(kind, OF_OTHERS)
+    adapters = ", ".join(f"{{source: ./{kind}-ip.safetensors, scale: {scale}}}" for scale in scales)
+    encoder = f"components: {{image_encoder: {{source: {source}, class: {class_name}}}}}\n"
+    return f"{encoder}adapters: {{ip_adapter: [{adapters}]}}\n"
+
+
+def picture() -> torch.Tensor:
+    """Return the picture that is the prompt."""
+    return torch.rand(1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", ["sd", "flux", "sd3", pytest.param("sdxl", marks=pytest.mark.slow)])
+def test_ip_adapter_looks_through_its_image_encoder(kind: str, folder: Path, virtual_machine: MakeMachine) -> None:
+    """A picture as a prompt, on two devices, draws what it does by hand and weighs what was planned."""
+    import transformers
+
+    source, class_name = IMAGE_ENCODERS.get(kind, OF_OTHERS)
 
     def put_on(pipe: Any) -> None:
-        pipe.register_modules(image_encoder=CLIPVisionModelWithProjection.from_pretrained(folder / "image_encoder"))
-        pipe.load_ip_adapter(str(folder), subfolder="", weight_name="ip.safetensors", image_encoder_folder=None)
+        pipe.register_modules(image_encoder=getattr(transformers, class_name).from_pretrained(folder / source))
+        pipe.load_ip_adapter(str(folder), subfolder="", weight_name=f"{kind}-ip.safetensors")
         pipe.set_ip_adapter_scale(0.6)
 
-    expected = by_hand(folder, "sd", put_on, ip_adapter_image=picture)
-    more = (
-        "components: {image_encoder: {source: ./image_encoder, class: CLIPVisionModelWithProjection}}\n"
-        "adapters: {ip_adapter: [{source: ./ip.safetensors, scale: 0.6}]}\n"
-    )
-    file = spec(folder, "sd", more)
+    expected = by_hand(folder, kind, put_on, ip_adapter_image=picture())
+    assert not np.array_equal(expected, by_hand(folder, kind, lambda _: None)), "the adapter changes nothing"
+    file = spec(folder, kind, with_ip_adapter(folder, kind, 0.6))
 
     virtual_machine()
     pipe = load_from_yaml(file)
 
-    assert np.array_equal(drawn(pipe, "sd", ip_adapter_image=picture), expected)
-    assert np.array_equal(drawn(pipe, "sd", ip_adapter_image=picture), expected)
+    assert np.array_equal(drawn(pipe, kind, ip_adapter_image=picture()), expected)
+    assert np.array_equal(drawn(pipe, kind, ip_adapter_image=picture()), expected)
     assert memory(pipe) == planned(file)
+
+
+@pytest.mark.parametrize("kind", ["sd", "flux"])
+def test_two_ip_adapters_each_have_their_scale(kind: str, folder: Path, virtual_machine: MakeMachine) -> None:
+    """A picture for each, as by hand."""
+    encoder, name = folder / "image_encoder", f"{kind}-ip.safetensors"
+
+    def put_on(pipe: Any) -> None:
+        from transformers import CLIPVisionModelWithProjection
+
+        pipe.register_modules(image_encoder=CLIPVisionModelWithProjection.from_pretrained(encoder))
+        pipe.load_ip_adapter([str(folder)] * 2, subfolder=[""] * 2, weight_name=[name] * 2)
+        pipe.set_ip_adapter_scale([0.6, 0.2])
+
+    pictures = [picture(), 1 - picture()]
+    expected = by_hand(folder, kind, put_on, ip_adapter_image=pictures)
+    virtual_machine()
+    pipe = load_from_yaml(spec(folder, kind, with_ip_adapter(folder, kind, 0.6, 0.2)))
+    assert np.array_equal(drawn(pipe, kind, ip_adapter_image=pictures), expected)
+
+
+def test_second_ip_adapter_of_stable_diffusion_3_is_refused(folder: Path) -> None:
+    """Its class holds one."""
+    with pytest.raises(SpecError) as error:
+        plan_from_yaml(spec(folder, "sd3", with_ip_adapter(folder, "sd3", 0.6, 0.2)))
+    problem = only_problem(error.value)
+    assert problem.path == ("adapters", "ip_adapter", 1)
+    assert problem.what == "StableDiffusion3Pipeline takes one IP-Adapter"
 
 
 def test_adapter_that_fails_names_its_file_and_leaves_nothing(folder: Path) -> None:

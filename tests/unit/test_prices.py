@@ -95,8 +95,6 @@ ESTIMATED: Mapping[str, Mapping[str, float]] = {
     # its scheduler (PNDM) takes one step more than is asked for, which the class of the pipeline does not say
     "sd15-controlnet-canny": {"controlnet": 50, "unet": 50},
     "stable-diffusion-v1-5/stable-diffusion-v1-5": {"unet": 50},
-    # it is part of the unet, and is not entered itself
-    "animatediff-sd15": {"motion_adapter": 1},
 }
 """Where the plan's figures are not those that are known, and why."""
 

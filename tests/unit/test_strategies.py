@@ -704,6 +704,19 @@ def test_notes_of_a_call_that_is_larger_than_the_reserve_is_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "frames"),
+    [("", 81), ("call: {num_frames: 33}", 33), ("call: {num_frames: 1}", None), ("reserve: 8GiB", None)],
+)
+def test_notes_of_a_film_whose_reserve_is_that_of_a_picture(call: str, frames: int | None) -> None:
+    """How many frames a film has is told by the file, or by the class; one frame is a picture."""
+    note = f"the reserve of 1.5 GiB is for one picture, and a film of {frames} takes more; set reserve, or rehearse"
+    sizes = footprints(text_encoder=1, transformer=2, vae=1)
+    checked_wan = checked_from(f"version: 1\npipeline: {{source: Wan-AI/Wan2.1-T2V-1.3B-Diffusers}}\n{call}\n")
+    notes = make_plan(checked_wan.resolved, checked_wan.spec, checked_wan.assembly, sizes, inventory(cuda=[24])).notes
+    assert [each for each in notes if "film" in each] == ([note] if frames else [])
+
+
+@pytest.mark.parametrize(
     ("cards", "fix"),
     [
         # 1 + 4 + 2 beside 1 of reserve
