@@ -450,15 +450,15 @@ def _load_ip_adapters(pipe: Any, adapters: Sequence[Adapter]) -> None:
     of_flux = "image_encoder_pretrained_model_name_or_path"
     takes = inspect.signature(pipe.load_ip_adapter).parameters
     pipe.load_ip_adapter(
-        _one_or_all([str(file.parent) for file in files]),
-        subfolder=_one_or_all([""] * len(files)),
-        weight_name=_one_or_all([file.name for file in files]),
+        one_or_all([str(file.parent) for file in files]),
+        subfolder=one_or_all([""] * len(files)),
+        weight_name=one_or_all([file.name for file in files]),
         local_files_only=True,
         **{of_flux if of_flux in takes else "image_encoder_folder": None},
     )
-    pipe.set_ip_adapter_scale(_one_or_all(scales))
+    pipe.set_ip_adapter_scale(one_or_all(scales))
 
 
-def _one_or_all(values: list[Any]) -> Any:
+def one_or_all(values: list[Any]) -> Any:
     """A single value by itself: to some classes a list of one means something else, or nothing."""
     return values[0] if len(values) == 1 else values

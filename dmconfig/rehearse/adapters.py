@@ -6,16 +6,19 @@ embedding. A fused LoRA changes no shape. What is not on this machine is left ou
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 
-from dmconfig.adapters import Adapter, additions_of, apply_adapters, guarded
+from dmconfig.adapters import Adapter, additions_of, apply_adapters, guarded, one_or_all
 from dmconfig.assembly import Assembly
 from dmconfig.facts import PipelineFacts
 from dmconfig.resolve import Resolved
 from dmconfig.spec import IpAdapterSpec, LoraSpec, TextualInversionSpec
+from dmconfig.virtual.patching import replaced
 from dmconfig.weights import read_header
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -38,7 +41,25 @@ def put_on(resolved: Resolved, pipe: Any, assembly: Assembly) -> None:
         if isinstance(adapter.spec, TextualInversionSpec):
             guarded(resolved, adapter, lambda each: _learn_words(pipe, each))
     if pictures := _looking_at_pictures(here):
-        guarded(resolved, pictures[-1], lambda _: _look_at_pictures(pipe, pictures))
+        reading = importlib.import_module("diffusers.loaders.ip_adapter")
+        with replaced(reading, {"safe_open": _WithoutData}):
+            apply_adapters(resolved, pipe, pictures)
+
+
+def pictures_for(
+    pipe: Any, facts: PipelineFacts, given: Mapping[str, Any], adapters: Sequence[Adapter]
+) -> dict[str, Any]:
+    """Return what a call still has to be given for IP-Adapters: a black picture each, or its embeddings."""
+    looking = _looking_at_pictures(adapters)
+    taken = {parameter.name for parameter in facts.call}
+    if not looking or taken.isdisjoint(_PICTURES) or not given.keys().isdisjoint(_PICTURES):
+        return {}
+    if getattr(pipe, "image_encoder", None) is not None:
+        return {_PICTURES[0]: one_or_all([_black(pipe)] * len(looking))}
+    of_guidance = f"negative_{_PICTURES[1]}"
+    if of_guidance in taken:
+        return {name: [*_embeddings(pipe, 1)] for name in (_PICTURES[1], of_guidance)}
+    return {_PICTURES[1]: [*_embeddings(pipe, 2)]}  # the second row is that of guidance
 
 
 def _looking_at_pictures(adapters: Sequence[Adapter]) -> list[Adapter]:
@@ -46,30 +67,22 @@ def _looking_at_pictures(adapters: Sequence[Adapter]) -> list[Adapter]:
     return [each for each in adapters if each.file is not None and isinstance(each.spec, IpAdapterSpec)]
 
 
-def pictures_for(
-    pipe: Any, facts: PipelineFacts, given: Mapping[str, Any], adapters: Sequence[Adapter]
-) -> dict[str, Any]:
-    """Return what a call still has to be given for IP-Adapters: a black picture each, or its embeddings.
+def _black(pipe: Any) -> Any:
+    """A picture, or, where nothing makes pixels of one, its pixels."""
+    if getattr(pipe, "feature_extractor", None) is None:
+        size = pipe.image_encoder.config.image_size
+        return torch.zeros(1, 3, size, size)
+    from PIL import Image
 
-    Embeddings come in two rows, the second for guidance, where the pipeline has no encoder to make them.
-    """
-    looking = _looking_at_pictures(adapters)
-    taken = {parameter.name for parameter in facts.call} & set(_PICTURES)
-    if not looking or not taken or not given.keys().isdisjoint(_PICTURES):
-        return {}
-    if getattr(pipe, "image_encoder", None) is not None:
-        from PIL import Image
-
-        return {_PICTURES[0]: [Image.new("RGB", (224, 224))] * len(looking)}
-    return {_PICTURES[1]: [*_embeddings(pipe)]}
+    return Image.new("RGB", (224, 224))
 
 
-def _embeddings(pipe: Any) -> Iterator[torch.Tensor]:
+def _embeddings(pipe: Any, rows: int) -> Iterator[torch.Tensor]:
     denoiser = getattr(pipe, "unet", None) or pipe.transformer
     for projection in denoiser.encoder_hid_proj.image_projection_layers:
         first = next(each for each in projection.modules() if isinstance(each, torch.nn.Linear))
-        rows = (1,) if hasattr(projection, "image_embeds") else (1, _PATCHES)
-        yield torch.zeros(2, *rows, first.in_features, dtype=denoiser.dtype)
+        patches = (1,) if hasattr(projection, "image_embeds") else (1, _PATCHES)
+        yield torch.zeros(rows, *patches, first.in_features, dtype=denoiser.dtype)
 
 
 def _learn_words(pipe: Any, adapter: Adapter) -> None:
@@ -82,17 +95,23 @@ def _learn_words(pipe: Any, adapter: Adapter) -> None:
         encoder.set_input_embeddings(more.requires_grad_(requires_grad=False))
 
 
-def _look_at_pictures(pipe: Any, adapters: Sequence[Adapter]) -> None:
-    empty: list[str] = [""] * len(adapters)
-    tensors = [_by_part(adapter) for adapter in adapters]
-    pipe.load_ip_adapter(tensors, subfolder=empty, weight_name=empty, image_encoder_folder=None)
+class _WithoutData:
+    """A safetensors file, opened as ``safe_open`` opens one, of which only the header is read."""
 
+    def __init__(self, file: str, **_options: Any) -> None:
+        self._tensors = {tensor.name: tensor for tensor in read_header(Path(file))}
 
-def _by_part(adapter: Adapter) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of an IP-Adapter as diffusers reads them of its file, without data."""
-    parts: dict[str, dict[str, torch.Tensor]] = {"image_proj": {}, "ip_adapter": {}}
-    for tensor in read_header(adapter.file) if adapter.file is not None else ():
-        part, _, name = tensor.name.partition(".")
-        if part in parts:
-            parts[part][name] = torch.empty(tensor.shape, dtype=_FLOATS[tensor.dtype], device="meta")
-    return parts
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def keys(self) -> list[str]:
+        """Return the names of its tensors."""
+        return [*self._tensors]
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor of a name, on meta."""
+        tensor = self._tensors[name]
+        return torch.empty(tensor.shape, dtype=_FLOATS[tensor.dtype], device="meta")

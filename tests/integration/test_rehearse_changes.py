@@ -21,9 +21,12 @@ from tests.integration.test_rehearse import check_against_values, peaks_of, with
 from tests.integration.test_rehearse import rehearsed as rehearsed_on_two
 from tests.single_files import write_gguf
 from tests.tiny_adapters import (
+    write_flux_ip_adapter,
     write_image_encoder,
     write_ip_adapter,
     write_lora,
+    write_sd3_ip_adapter,
+    write_siglip,
     write_textual_inversion,
     write_textual_inversion_for_two,
 )
@@ -46,7 +49,7 @@ SECTIONS = {
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, one_thread: None) -> Iterator[Path]:
     """Tiny pipelines, and what is put on them."""
     root = tmp_path_factory.mktemp("rehearse")
-    for kind in ("flux", "sd", "sdxl"):
+    for kind in ("flux", "sd", "sdxl", "sd3"):
         (root / kind).symlink_to(tiny.spec(kind).with_suffix(""))
     transformer = DiffusionPipeline.from_pretrained(root / "flux").transformer
     write_lora(root / "lora.safetensors", transformer, "transformer")
@@ -54,6 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, one_thread: Non
     write_textual_inversion(root / "fox.safetensors", vectors=20)  # more than a block of the allocator
     write_textual_inversion_for_two(root / "owl.safetensors", vectors=20)
     write_ip_adapter(root / "ip.safetensors", DiffusionPipeline.from_pretrained(root / "sd").unet)
+    write_flux_ip_adapter(root / "flux-ip.safetensors", transformer)
+    write_sd3_ip_adapter(root / "sd3-ip.safetensors", DiffusionPipeline.from_pretrained(root / "sd3").transformer)
+    write_siglip(root / "siglip")
     write_image_encoder(root / "image_encoder")
     return root
 
@@ -100,6 +106,7 @@ def _held(module: torch.nn.Module) -> int:
 
 
 IMAGE_ENCODER = "components: {image_encoder: {source: ./image_encoder, class: CLIPVisionModelWithProjection}}\n"
+SIGLIP = "components: {image_encoder: {source: ./siglip, class: SiglipVisionModel}}\n"
 TWO_PICTURES = "[{source: ./ip.safetensors}, {source: ./ip.safetensors, scale: 0.3}]"
 OTHERS = "pipelines: {again: {class: StableDiffusionImg2ImgPipeline}}\n"
 RUNS = {
@@ -109,6 +116,21 @@ RUNS = {
     "words for two": ("sdxl", "adapters: {textual_inversion: [{source: ./owl.safetensors}]}\n", "text_encoder_2"),
     "picture": ("sd", f"{IMAGE_ENCODER}adapters: {{ip_adapter: [{{source: ./ip.safetensors}}]}}\n", "image_encoder"),
     "pictures": ("sd", f"{IMAGE_ENCODER}adapters: {{ip_adapter: {TWO_PICTURES}}}\n", "unet"),
+    "picture of flux": (
+        "flux",
+        f"{IMAGE_ENCODER}adapters: {{ip_adapter: [{{source: ./flux-ip.safetensors}}]}}\n",
+        "image_encoder",
+    ),
+    "embeddings of flux": (
+        "flux",
+        "components: {image_encoder: null}\nadapters: {ip_adapter: [{source: ./flux-ip.safetensors}]}\n",
+        "transformer",
+    ),
+    "picture of sd3": (
+        "sd3",
+        f"{SIGLIP}adapters: {{ip_adapter: [{{source: ./sd3-ip.safetensors}}]}}\n",
+        "image_encoder",
+    ),
     "embeddings": (
         "sd",
         "components: {image_encoder: null}\nadapters: {ip_adapter: [{source: ./ip.safetensors}]}\n",
@@ -127,7 +149,7 @@ def test_a_rehearsal_takes_what_the_same_run_with_values_takes(name: str, folder
     file = folder / "run.yaml"
     head = f"version: 1\npipeline: {{source: ./{kind}, dtype: bfloat16}}\nreserve: 0\n"
     file.write_text(f"{head}device_map: {{{elsewhere}: {place}, default: cuda:0}}\n{section}")
-    own = {"max_sequence_length": LENGTH} if kind == "flux" else {}
+    own = {"max_sequence_length": LENGTH} if kind in ("flux", "sd3") else {}
     pipeline = "again" if section == OTHERS else PIPELINE
     size = {} if section == OTHERS else {"height": SIZE, "width": SIZE}
     settings = Settings(**size, steps=2, full=True, call=own, pipeline=pipeline)
