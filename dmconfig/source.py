@@ -18,6 +18,7 @@ from typing import Any
 from dmconfig.catalog import find_pipeline, known_ids
 from dmconfig.configs import config_folder
 from dmconfig.errors import Code, Problem, SourceError, nearest
+from dmconfig.weights import TensorInfo
 
 INDEX_FILE = "model_index.json"
 CONFIG_FILES = ("config.json", "scheduler_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -42,7 +43,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class Source:
     """A local folder, or a hub id with the folder of its snapshot when that is on this machine.
 
-    ``file`` names one file of weights in it, where that is the source. ``local_only``: the hub is not asked for it.
+    ``file`` names one file of weights in it, where that is the source; ``told`` is what the hub says it holds, where it
+    was asked. ``local_only``: the hub is not asked for it.
     """
 
     text: str
@@ -51,6 +53,7 @@ class Source:
     revision: str | None = None
     file: str | None = None
     local_only: bool = False
+    told: tuple[TensorInfo, ...] | None = field(default=None, repr=False)
 
     @property
     def path(self) -> Path | None:
