@@ -15,7 +15,7 @@ from typing import Any
 
 from dmconfig.adapters import Adapter, changed_components, locate_adapters, unplaceable_adapters
 from dmconfig.catalog import find_pipeline
-from dmconfig.checkpoint import part_of, pipeline_told_by, read_single_file
+from dmconfig.checkpoint import FileHeaders, asked_of_hub, part_of, pipeline_told_by, tensors_of
 from dmconfig.errors import Code, DMConfigError, Problem, SpecError, nearest
 from dmconfig.facts import (
     ClassFacts,
@@ -30,6 +30,7 @@ from dmconfig.facts import (
     known_schedulers,
     pipeline_facts,
 )
+from dmconfig.inputs import SEED, Argument, arguments_at
 from dmconfig.paths import ConfigPath
 from dmconfig.quantization import refused_by_backend
 from dmconfig.resolve import Resolved
@@ -165,6 +166,18 @@ class Assembly:
         """Return the facts of one of its pipelines: ``PIPELINE`` or the name of another."""
         return next((each.facts for each in self.sharing if each.name == pipeline), self.facts)
 
+    def call_of(self, spec: Spec, pipeline: str) -> dict[str, Argument]:
+        """Return the arguments that the file gives to the call of one of its pipelines.
+
+        Of another than the first: its own, and those of the first that its class takes.
+        """
+        first = arguments_at(("call",), spec.call)
+        if pipeline == PIPELINE:
+            return first
+        taken = {SEED, *(parameter.name for parameter in self.facts_of(pipeline).call)}
+        own = arguments_at(("pipelines", pipeline, "call"), spec.pipelines[pipeline].call)
+        return {**{name: argument for name, argument in first.items() if name in taken}, **own}
+
     @property
     def slots(self) -> tuple[str, ...]:
         """The names of components that its pipelines can have."""
@@ -220,15 +233,15 @@ def order_notes(assembly: Assembly) -> Iterator[str]:
         yield f"{assembly.class_name} does not say in which order its components run; taken to be: {order}"
 
 
-def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, ...]]:
+def assemble(resolved: Resolved, spec: Spec, hub: FileHeaders | None = None) -> tuple[Assembly, tuple[Problem, ...]]:
     """Return what the pipeline of spec is made of, and what is wrong with its components.
 
     A component that is missing, unknown or cannot be located is among the problems and not in the assembly, so that
-    other rules can be held against the rest.
+    other rules can be held against the rest. ``hub`` is asked what files of weights hold that are not here.
 
     Raises: SpecError: the source or the pipeline class is missing or unknown.
     """
-    source, file, index = _pipeline_source(resolved, spec)
+    source, file, index = _pipeline_source(resolved, spec, hub)
     facts = _pipeline_class(resolved, spec, index)
     index = _with_connected(resolved, spec, source, index, facts)
     sharing, problems = _sharing(resolved, spec)
@@ -238,7 +251,7 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
         **{("pipelines", each.name, "class"): each.facts for each in sharing},
     }
     problems += _unknown_components(resolved, spec, *classes.values())
-    assemblers = [_Assembler(resolved, spec, source, file, index, each, path) for path, each in classes.items()]
+    assemblers = [_Assembler(resolved, spec, source, file, index, each, path, hub) for path, each in classes.items()]
     found, unfit = _components(assemblers)
     made, unmade = _made(resolved, spec, facts)
     adapters, wrong = locate_adapters(resolved, spec, facts)
@@ -391,7 +404,9 @@ def unknown_component(resolved: Resolved, path: ConfigPath, facts: PipelineFacts
     return resolved.problem(Code.UNKNOWN_COMPONENT, path, what, why=why, fix=fix, key=True)
 
 
-def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, Source | None, PipelineIndex]:
+def _pipeline_source(
+    resolved: Resolved, spec: Spec, hub: FileHeaders | None
+) -> tuple[Source, Source | None, PipelineIndex]:
     """Return where the pipeline's index and configs are, the one file of its weights if it is that, and the index."""
     path: ConfigPath = ("pipeline", "source")
     asked = spec.pipeline
@@ -400,7 +415,7 @@ def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, Source | N
     try:
         folder, local_only = resolved.folder_of(path), asked.local_files_only
         source = locate_source(asked.source, folder=folder, revision=asked.revision, local_only=local_only)
-        file = source if source.file is not None else None
+        file = asked_of_hub(source, hub) if source.file is not None else None
         home = source if file is None else _home_of(file, resolved, spec)
         return home, file, read_index(home, modular=is_modular_class(asked.class_name))
     except SpecError:
@@ -420,7 +435,8 @@ def _home_of(file: Source, resolved: Resolved, spec: Spec) -> Source:
         raise SpecError([resolved.problem(Code.NOT_A_PIPELINE, ("pipeline", "source"), what, fix=fix)])
     if asked.config is not None:
         return locate_config(resolved, path, asked.config, asked.config_revision, local_only=asked.local_files_only)
-    told = pipeline_told_by(read_single_file(file.path)) if file.path is not None and not file.is_pickle else None
+    tensors = tensors_of(file)
+    told = pipeline_told_by(tensors) if tensors is not None else None
     if told is None:
         what = f"which pipeline the weights in {file.text} are of cannot be told from their names"
         fix = "add pipeline.config with the folder or hub id of a pipeline with the same configs and tokenizers"
@@ -632,6 +648,7 @@ class _Assembler:
     index: PipelineIndex
     facts: PipelineFacts
     class_path: ConfigPath
+    hub: FileHeaders | None = None
     place: int | None = None
 
     def component(self, slot: ComponentSlot) -> Component | None:
@@ -761,8 +778,8 @@ class _Assembler:
 
     def _is_in_file(self, name: str, facts: ClassFacts) -> bool:
         """Tell whether the pipeline's one file has weights of a component; what cannot be looked into has all."""
-        path = self.file.path if self.file is not None and not self.file.is_pickle else None
-        return path is None or bool(part_of(name, facts, read_single_file(path)))
+        tensors = tensors_of(self.file) if self.file is not None else None
+        return tensors is None or bool(part_of(name, facts, tensors))
 
     def unshared(self, slot: ComponentSlot, component: Component | None) -> Iterator[Problem]:
         """Yield why this class cannot have a component that another one has, or does without."""
@@ -872,7 +889,8 @@ class _Assembler:
             raise SpecError([_needless_revision(self.resolved, (*path[:-1], "revision"), text)])
         try:
             folder, local_only = self.resolved.folder_of(path), self._local_only(asked)
-            return locate_source(text, folder=folder, revision=asked.revision, local_only=local_only)
+            source = locate_source(text, folder=folder, revision=asked.revision, local_only=local_only)
+            return asked_of_hub(source, self.hub)
         except DMConfigError as error:
             raise SpecError(self.resolved.located(error.problems, path)) from None
 

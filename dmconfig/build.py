@@ -22,7 +22,7 @@ from dmconfig.offload import OffloadFolder, resting_on_disk
 from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Plan
 from dmconfig.progress import Progress
-from dmconfig.quantization import missing_backends
+from dmconfig.quantization import missing_backends, missing_gguf
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
 from dmconfig.switches import apply_switches, missing_attention_packages
@@ -61,6 +61,7 @@ def require_packages(resolved: Resolved, spec: Spec, assembly: Assembly) -> None
     """
     problems = [
         *missing_backends(resolved, spec),
+        *missing_gguf(resolved, assembly),
         *missing_attention_packages(resolved, assembly),
         *missing_peft(resolved, assembly.adapters, [component.name for component in assembly.modules]),
     ]

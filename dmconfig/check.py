@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dmconfig.assembly import Assembly, Component, assemble, unknown_component
+from dmconfig.checkpoint import FileHeaders
 from dmconfig.compatibility import incompatible_dtypes, incompatible_parts
 from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
@@ -42,8 +43,8 @@ OWNED_ARGUMENTS = frozenset({"generator"})
 """Parameters of a pipeline's call that a file cannot hold."""
 
 
-def check(resolved: Resolved, spec: Spec) -> Assembly:
-    """Return what the pipeline is made of, after every rule.
+def check(resolved: Resolved, spec: Spec, hub: FileHeaders | None = None) -> Assembly:
+    """Return what the pipeline is made of, after every rule. ``hub`` tells what files hold that are not here.
 
     Raises: SpecError: all problems found, of all rules.
     """
@@ -56,7 +57,7 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         *idle_offload_folder(resolved, spec),
     ]
     try:
-        assembly, unfit = assemble(resolved, spec)
+        assembly, unfit = assemble(resolved, spec, hub)
     except DMConfigError as error:  # without a pipeline there is nothing to hold the other rules against
         raise SpecError([*problems, *error.problems]) from None
     problems.extend(unfit)

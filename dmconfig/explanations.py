@@ -323,7 +323,7 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
     Code.INCOMPATIBLE_DTYPES: _file(
         "Components that hand on what they make as it is are told to be of two dtypes, which torch refuses when they "
         "meet.",
-        "  dtype: float16\ncomponents: {vae: {dtype: float32}}\n",
+        "  dtype: float16\ncomponents: {text_encoder: {dtype: float32}}\n",
         "Write one dtype for all of those that the report names.",
     ),
     Code.CODE_NOT_TRUSTED: _words(

@@ -10,7 +10,7 @@ from typing import Any
 from dmconfig.adapters import adapter_notes, additions_of
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
-from dmconfig.checkpoint import part_of, read_single_file
+from dmconfig.checkpoint import part_of, tensors_of
 from dmconfig.configs import config_folder
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError
 from dmconfig.footprint import (
@@ -41,8 +41,10 @@ AUTO = "auto"
 _VARIANTS = {"fp16": "float16", "bf16": "bfloat16"}
 """The dtype of published variants; the catalogue's figures are of plain weights."""
 
+_ASK = "plan with --hub, which asks the hub for the headers alone, or load it once, which downloads what it needs"
+
 Headers = Callable[[Component], Sequence[TensorInfo] | None]
-"""The tensors of a component's weights where they are, or None where there are none."""
+"""The tensors of the weights that a component is in, where they are, or None where there are none."""
 
 
 def measure(resolved: Resolved, assembly: Assembly, hub: Headers | None = None) -> Mapping[str, Footprint]:
@@ -257,14 +259,13 @@ def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] 
 
 
 def single_file_tensors(component: Component) -> Sequence[TensorInfo] | None:
-    """Return what of a single file is a component's; None where it is not here, or cannot be looked into.
+    """Return what of a single file is a component's; None where it is not known, or cannot be looked into.
 
     Raises: SourceError: the file is damaged.
     """
-    file = component.source.path
-    if file is None or component.source.is_pickle:
+    tensors = tensors_of(component.source)
+    if tensors is None:
         return None
-    tensors = read_single_file(file)
     return part_of(component.name, component.facts, tensors) or tensors
 
 
@@ -330,11 +331,23 @@ def _changed_sizes(component: Component, size: Footprint) -> list[tuple[str, int
 
 def _as_stored(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
     dtype = None if component.dtype == AUTO else component.dtype
+    if component.is_single_file and hub is not None and not _is_known(component.source):
+        component = replace(component, source=replace(component.source, told=_told_by(hub, component)))
     if component.source.is_gguf:
         return _from_gguf(component, resolved)
     if component.is_single_file:
         return _from_single_file(component, resolved, dtype)
     return _from_folder(component, resolved, hub, dtype)
+
+
+def _is_known(source: Source) -> bool:
+    """Whether a file is here, or the hub has told what it holds."""
+    return source.path is not None or source.told is not None
+
+
+def _told_by(hub: Headers, component: Component) -> tuple[TensorInfo, ...] | None:
+    tensors = hub(component)
+    return tuple(tensors) if tensors is not None else None
 
 
 def _from_folder(component: Component, resolved: Resolved, hub: Headers | None, dtype: str | None) -> Footprint:
@@ -350,8 +363,7 @@ def _from_folder(component: Component, resolved: Resolved, hub: Headers | None, 
         return replace(size, needs_cast=True) if files is not None and files.is_pickle else size
     what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
     why = f"its part of {component.source.text} is not in the local hub cache, and dmconfig has no figures for it"
-    fix = "plan with --hub, which asks the hub for the headers alone, or load it once, which downloads what it needs"
-    raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
+    raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=_ASK)])
 
 
 def _from_single_file(component: Component, resolved: Resolved, dtype: str | None) -> Footprint:
@@ -373,15 +385,14 @@ def _from_single_file(component: Component, resolved: Resolved, dtype: str | Non
 
 def _unknown_size(component: Component, resolved: Resolved, why: str) -> SourceError:
     what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
-    fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
-    return SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
+    return SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=_ASK)])
 
 
 def _from_gguf(component: Component, resolved: Resolved) -> Footprint:
-    """The size of what a GGUF file holds; of one that is not here nothing is known, for the weights are quantised."""
-    if component.source.path is None:
+    """The size of what a GGUF file holds; of an unknown one nothing can be said, for the weights are quantised."""
+    tensors = tensors_of(component.source)
+    if tensors is None:
         raise _unknown_size(component, resolved, f"{component.source.text} is not on this machine")
-    tensors = read_single_file(component.source.path)
     refused = sorted({tensor.dtype for tensor in tensors} - LOADABLE_TYPES)
     if refused:
         what = f"{component.source.text} has tensors of ggml type {', '.join(refused)}, which diffusers does not load"
@@ -395,7 +406,7 @@ def _from_gguf(component: Component, resolved: Resolved) -> Footprint:
         stored_dtype=stored,
         needs_cast=True,
         comes_whole=True,
-        measured_from="weights",
+        measured_from="weights" if component.source.path is not None else "hub",
         **group_sizes(sizes),
     )
 

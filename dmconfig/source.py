@@ -19,6 +19,7 @@ from dmconfig.catalog import find_pipeline, known_ids
 from dmconfig.configs import config_folder
 from dmconfig.errors import Code, Problem, SourceError, nearest
 from dmconfig.paths import ConfigPath
+from dmconfig.weights import TensorInfo
 
 INDEX_FILE = "model_index.json"
 MODULAR_INDEX_FILE = "modular_model_index.json"
@@ -51,7 +52,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class Source:
     """A local folder, or a hub id with the folder of its snapshot when that is on this machine.
 
-    ``file`` names one file of weights in it, where that is the source. ``local_only``: the hub is not asked for it.
+    ``file`` names one file of weights in it, where that is the source; ``told`` is what the hub says it holds, where it
+    was asked. ``local_only``: the hub is not asked for it.
     """
 
     text: str
@@ -60,6 +62,7 @@ class Source:
     revision: str | None = None
     file: str | None = None
     local_only: bool = False
+    told: tuple[TensorInfo, ...] | None = field(default=None, repr=False)
 
     @property
     def path(self) -> Path | None:

@@ -95,25 +95,22 @@ def serve() -> Iterator[Hub]:
         thread.join()
 
 
-@contextlib.contextmanager
-def as_the_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Hub]:
-    """Run a hub that the client asks, with an empty cache, no token, and no waiting between the client's tries."""
+def ask(hub: Hub, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Have the real client ask this hub alone, with an empty cache, no token and no waiting between its tries."""
     from huggingface_hub import constants, file_download
 
-    with serve() as hub:
-        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("HF_HOME", str(home))
-        # the client read its settings when it was imported
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        for module in (constants, file_download):  # the latter has a copy of it before version 1
-            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "no-token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(time, "sleep", lambda seconds: None)
-        yield hub
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(home))
+    # the client read its settings when it was imported
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    for module in (constants, file_download):  # the latter has a copy of it before version 1
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils.memory import clear_device_cache
 
+from dmconfig.compatibility import AUTOENCODERS
 from dmconfig.devices import CPU, DISK
 from dmconfig.dispatch.audit import modules_of, tensors_of
 from dmconfig.dispatch.placement import Placement, has_empty_tensors, placement_of
@@ -149,6 +150,7 @@ def _assignment_for(module: torch.nn.Module, old: Assignment) -> Assignment:
         reason="swapped in",
         parts=parts,
         is_written=False,
+        casts_inputs=old.casts_inputs or (old.component in AUTOENCODERS and dtype != old.dtype),
     )
 
 

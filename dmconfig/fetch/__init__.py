@@ -20,20 +20,21 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from dmconfig.assembly import Assembly, Component, connected_parts, connected_place
 from dmconfig.catalog import find_pipeline
-from dmconfig.checkpoint import pipeline_told_by, read_single_file
-from dmconfig.errors import Code, DMConfigError, Problem
+from dmconfig.checkpoint import FileHeaders, asked_of_hub, pipeline_told_by, tensors_of
+from dmconfig.errors import BuildError, Code, DMConfigError, Problem
 from dmconfig.facts import pipeline_facts
 from dmconfig.fetch.adapters import fetch_adapters
 from dmconfig.fetch.failures import (
     FailedError,
     build_error,
     collect,
+    is_gated,
     no_component,
     no_config,
     no_file,
@@ -42,7 +43,7 @@ from dmconfig.fetch.failures import (
     not_a_pipeline,
 )
 from dmconfig.fetch.files import WEIGHTS_ENDS, WEIGHTS_SUFFIX, folder_of, needed_files
-from dmconfig.fetch.headers import remote_tensors
+from dmconfig.fetch.headers import file_headers, remote_tensors
 from dmconfig.fetch.hub import download, is_offline, list_files, no_bars
 from dmconfig.fetch.repository import (
     Listing,
@@ -65,6 +66,7 @@ from dmconfig.source import (
     INDEX_FILE,
     INDEX_FILES,
     MODEL_CARD,
+    SINGLE_FILES,
     Source,
     find_snapshot,
     hub_cache,
@@ -81,6 +83,8 @@ __all__ = [
     "fetch_adapters",
     "fetch_index",
     "fetch_indexes",
+    "file_headers",
+    "is_gated",
     "is_whole",
     "needed_files",
     "remote_tensors",
@@ -138,17 +142,22 @@ def fetch_index(hub_id: str, revision: str | None) -> None:
         raise build_error([failure]) from failure.__cause__
 
 
-def fetch_indexes(resolved: Resolved, spec: Spec) -> None:
+def fetch_indexes(
+    resolved: Resolved, spec: Spec, headers: FileHeaders | None = None, *, with_configs: bool = False
+) -> None:
     """Download what checking a spec reads of the hub: the index of its pipeline, configs of models from elsewhere.
+
+    ``headers`` tells what a file of weights on the hub holds, where that says which pipeline's index it goes with.
+    ``with_configs``: the configs of all that is in the pipeline too.
 
     The index of a pipeline that dmconfig has figures for is not needed for checking. A source that cannot be located
     is left to checking to report.
 
     Raises: BuildError: as ``fetch_index``; one problem per repository, each at its place in the file.
     """
-    for steps in (_index_steps, _config_steps), (_connected_steps,):  # what is connected is told by the first index
-        todo = [step for kind in steps for step in kind(resolved, spec)]
-        _, failures = collect(lambda step: step(), todo)
+    steps = [*_index_steps(resolved, spec, headers, with_configs), *_config_steps(resolved, spec)]
+    for more in (steps, _connected_steps(resolved, spec)):  # what is connected is told by the first index
+        _, failures = collect(lambda step: step(), [*more])
         if failures:
             raise build_error(failures, resolved)
 
@@ -279,12 +288,13 @@ def _partial_bytes(hub_id: str) -> int:
     return sum(file.stat().st_size for file in blobs.glob("*.incomplete"))
 
 
-def _index_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
-    path, text, revision = _home_of(resolved, spec)
-    if text is not None:
-        repository = _named(resolved, path, text, revision, local_only=spec.pipeline.local_files_only)
-        if repository is not None and find_pipeline(repository.hub_id) is None:
-            yield functools.partial(_bring_index, replace(repository, is_pipeline=True))
+def _index_steps(
+    resolved: Resolved, spec: Spec, headers: FileHeaders | None, with_configs: bool
+) -> Iterator[Callable[[], None]]:
+    path, text, revision = _home_of(resolved, spec, headers)
+    repository = _unpackaged_home(resolved, spec, path, text, revision)
+    if repository is not None:
+        yield functools.partial(_bring_index, repository, with_configs=with_configs or path == ("pipeline", "config"))
 
 
 def _connected_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
@@ -326,15 +336,32 @@ def _bring_card(repository: Repository) -> None:
             download(_selection(repository, repository.revision, listing, (MODEL_CARD,)))
 
 
-def _home_of(resolved: Resolved, spec: Spec) -> tuple[ConfigPath, str | None, str | None]:
+def _unpackaged_home(
+    resolved: Resolved, spec: Spec, path: ConfigPath, text: str | None, revision: str | None
+) -> Repository | None:
+    """The repository of the pipeline's index and configs; None where these are here or packaged."""
+    if text is None:
+        return None
+    repository = _named(resolved, path, text, revision, local_only=spec.pipeline.local_files_only)
+    if repository is None or find_pipeline(repository.hub_id) is not None:
+        return None
+    return replace(repository, is_pipeline=True)
+
+
+def _home_of(resolved: Resolved, spec: Spec, headers: FileHeaders | None) -> tuple[ConfigPath, str | None, str | None]:
     """Where the pipeline's index is: its source, or, of a single file, its config as asked or as its weights tell."""
     asked, path = spec.pipeline, ("pipeline", "source")
     try:
-        source = locate_source(asked.source, folder=resolved.folder_of(path), revision=asked.revision)
+        source = locate_source(
+            asked.source, folder=resolved.folder_of(path), revision=asked.revision, local_only=asked.local_files_only
+        )
         if source.file is None:
             return path, asked.source, asked.revision
-        if asked.config is None and source.path is not None and not source.is_pickle:
-            return path, pipeline_told_by(read_single_file(source.path)), None
+        if asked.config is None and not source.is_gguf:
+            tensors = tensors_of(asked_of_hub(source, headers))
+            return path, pipeline_told_by(tensors) if tensors is not None else None, None
+    except BuildError as error:
+        raise BuildError(resolved.located(error.problems, path)) from error
     except DMConfigError:
         return path, None, None  # checking tells
     return ("pipeline", "config"), asked.config, asked.config_revision
@@ -352,6 +379,12 @@ def _config_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]
             repository = _named(resolved, at, text, revision, local_only=local_only) if text is not None else None
             if repository is not None:
                 yield functools.partial(_bring_config, repository, str(path[1]), component.subfolder)
+        if component.config_source is None and component.source is not None and component.source.endswith(SINGLE_FILES):
+            home = _unpackaged_home(
+                resolved, spec, ("pipeline", "source"), spec.pipeline.source, spec.pipeline.revision
+            )
+            if home is not None:
+                yield functools.partial(_bring_config, home, str(path[1]), component.subfolder, required=False)
 
 
 def _named(
@@ -367,15 +400,19 @@ def _named(
     return Repository(hub_id=source.hub_id, revision=revision, path=path, local_only=local_only)
 
 
-def _bring_index(repository: Repository) -> None:
-    if not lacks(repository):
+def _bring_index(repository: Repository, *, with_configs: bool = False) -> None:
+    """Download the index of a pipeline; ``with_configs`` the configs of what is in it too."""
+    snapshot = repository.snapshot
+    here = [] if snapshot is None else _of_components(_files_in(snapshot))
+    if not lacks(repository) and (here or not with_configs):
         return
     listing = list_files(repository, repository.revision, [INDEX_FILE])
     indexes = _indexes_among(tuple(listing.files))
     if not indexes:
         raise FailedError(not_a_pipeline(repository))
+    files = (*indexes, *(_of_components(tuple(listing.files)) if with_configs else ()))
     with no_bars():
-        download(_selection(repository, repository.revision, listing, indexes))
+        download(_selection(repository, repository.revision, listing, files))
 
 
 def _indexes_among(files: Sequence[str]) -> tuple[str, ...]:
@@ -384,12 +421,20 @@ def _indexes_among(files: Sequence[str]) -> tuple[str, ...]:
     return (*indexes, *(name for name in (BLOCKS_FILE,) if indexes and name in files))
 
 
-def _bring_config(repository: Repository, name: str, subfolder: str | None) -> None:
+def _of_components(files: Iterable[str]) -> list[str]:
+    """The configs among the files of a pipeline, of its models and schedulers."""
+    names = CONFIG_FILES[:2]
+    return [file for file in files if PurePosixPath(file).name in names and file.count("/") == 1]
+
+
+def _bring_config(repository: Repository, name: str, subfolder: str | None, *, required: bool = True) -> None:
     """Download the config of one model, and the index of the pipeline it is in, if it is in one."""
     if repository.snapshot is not None and _configs_among(_files_in(repository.snapshot), name, subfolder):
         return
     listing = list_files(repository, repository.revision, [f"the config of {name}"])
     files = _configs_among(tuple(listing.files), name, subfolder)
+    if not files and not required:
+        return  # checking tells
     if not files:
         raise FailedError(no_config(repository, name))
     index = _indexes_among(tuple(listing.files))

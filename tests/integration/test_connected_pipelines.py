@@ -20,7 +20,7 @@ from dmconfig.pinning import pin
 from dmconfig.rehearse import rehearse
 from dmconfig.rehearse.script import Script, Settings
 from tests.conftest import inventory, only_problem
-from tests.loopback_hub import Hub, as_the_hub
+from tests.loopback_hub import Hub, ask, serve
 from tests.tiny_combined import CLASSES, by_hand, draw_combined, write_combined
 from tests.virtual_devices import MakeMachine
 
@@ -50,7 +50,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """An empty hub, and an empty cache."""
-    with as_the_hub(monkeypatch, tmp_path / "home") as hub:
+    with serve() as hub:
+        ask(hub, monkeypatch, tmp_path / "home")
         yield hub
 
 

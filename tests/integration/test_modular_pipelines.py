@@ -28,7 +28,7 @@ from dmconfig.rehearse import rehearse
 from dmconfig.rehearse.script import Script, Settings
 from dmconfig.starter import starter
 from tests.conftest import inventory, only_problem
-from tests.loopback_hub import Hub, as_the_hub
+from tests.loopback_hub import Hub, ask, serve
 from tests.tiny_pipelines import LENGTH, PROMPT, SIZE, Tiny, copy_weights, modules_in
 from tests.virtual_devices import MakeMachine
 
@@ -103,7 +103,8 @@ def modular(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Modular:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """A hub of this test alone."""
-    with as_the_hub(monkeypatch, tmp_path / "home") as hub:
+    with serve() as hub:
+        ask(hub, monkeypatch, tmp_path / "home")
         yield hub
 
 
