@@ -7,7 +7,7 @@ before anything is placed; a pipeline on which one of them fails is not handed o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -366,20 +366,24 @@ def apply_adapters(resolved: Resolved, pipe: Any, adapters: Sequence[Adapter]) -
     fused = [each for each in of_kind[LoraSpec] if each.is_fused]
     stacked = [each for each in of_kind[LoraSpec] if not each.is_fused]
     for adapter in fused:
-        _guarded(resolved, adapter, lambda adapter: _load_lora(pipe, adapter))
+        guarded(resolved, adapter, lambda adapter: _load_lora(pipe, adapter))
     if fused:
-        _guarded(resolved, fused[-1], lambda _: _fuse(pipe, fused))
+        guarded(resolved, fused[-1], lambda _: _fuse(pipe, fused))
     for adapter in stacked:
-        _guarded(resolved, adapter, lambda adapter: _load_lora(pipe, adapter))
+        guarded(resolved, adapter, lambda adapter: _load_lora(pipe, adapter))
     if stacked:
-        _guarded(resolved, stacked[-1], lambda _: _set_weights(pipe, stacked))
+        guarded(resolved, stacked[-1], lambda _: _set_weights(pipe, stacked))
     for adapter in of_kind[TextualInversionSpec]:
-        _guarded(resolved, adapter, lambda adapter: _load_words(pipe, adapter))
+        guarded(resolved, adapter, lambda adapter: _load_words(pipe, adapter))
     if pictures := of_kind[IpAdapterSpec]:
-        _guarded(resolved, pictures[-1], lambda _: _load_ip_adapters(pipe, pictures))
+        guarded(resolved, pictures[-1], lambda _: _load_ip_adapters(pipe, pictures))
 
 
-def _guarded(resolved: Resolved, adapter: Adapter, put_on: Any) -> None:
+def guarded(resolved: Resolved, adapter: Adapter, put_on: Callable[[Adapter], None]) -> None:
+    """Put an adapter on.
+
+    Raises: BuildError: ADAPTER_NOT_LOADED, with its file, whatever was raised.
+    """
     try:
         put_on(adapter)
     except Exception as error:  # code of other libraries, on a file nobody has checked: anything may come
@@ -449,15 +453,15 @@ def _load_ip_adapters(pipe: Any, adapters: Sequence[Adapter]) -> None:
     of_flux = "image_encoder_pretrained_model_name_or_path"
     takes = inspect.signature(pipe.load_ip_adapter).parameters
     pipe.load_ip_adapter(
-        _one_or_all([str(file.parent) for file in files]),
-        subfolder=_one_or_all([""] * len(files)),
-        weight_name=_one_or_all([file.name for file in files]),
+        one_or_all([str(file.parent) for file in files]),
+        subfolder=one_or_all([""] * len(files)),
+        weight_name=one_or_all([file.name for file in files]),
         local_files_only=True,
         **{of_flux if of_flux in takes else "image_encoder_folder": None},
     )
-    pipe.set_ip_adapter_scale(_one_or_all(scales))
+    pipe.set_ip_adapter_scale(one_or_all(scales))
 
 
-def _one_or_all(values: list[Any]) -> Any:
+def one_or_all(values: list[Any]) -> Any:
     """A single value by itself: to some classes a list of one means something else, or nothing."""
     return values[0] if len(values) == 1 else values

@@ -7,6 +7,7 @@ of classes; it reads no weights, asks no machine, and imports neither torch nor 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from dmconfig.adapters import Adapter, changed_components, locate_adapters, unplaceable_adapters
 from dmconfig.catalog import find_pipeline
-from dmconfig.checkpoint import part_of, pipeline_told_by, read_single_file
+from dmconfig.checkpoint import FileHeaders, asked_of_hub, part_of, pipeline_told_by, tensors_of
 from dmconfig.errors import Code, DMConfigError, Problem, SpecError, nearest
 from dmconfig.facts import (
     ClassFacts,
@@ -24,11 +25,13 @@ from dmconfig.facts import (
     fits,
     is_module_class,
     is_scheduler_class,
+    known_modular_pipelines,
     known_pipelines,
     known_schedulers,
     own_class_facts,
     pipeline_facts,
 )
+from dmconfig.inputs import SEED, Argument, arguments_at
 from dmconfig.original_config import OriginalConfig, original_config, takes_original_config
 from dmconfig.paths import ConfigPath, render_path
 from dmconfig.quantization import refused_by_backend
@@ -46,10 +49,14 @@ from dmconfig.resolve import Resolved
 from dmconfig.source import (
     CONFIG_FILES,
     INDEX_FILE,
+    MODULAR_INDEX_FILE,
     NO_CODE,
     Entry,
     PipelineIndex,
+    Place,
     Source,
+    connected_pipeline,
+    is_hub_source,
     is_local,
     is_whole_pipeline,
     locate_source,
@@ -61,10 +68,16 @@ from dmconfig.switches import refused_by_switches
 
 LIBRARIES = ("diffusers", "transformers")
 
+MODULAR_BASE = "ModularPipeline"
+"""The class that all modular pipelines are of, and by whose name theirs end."""
+
 PIPELINE = "pipeline"
 """What the pipeline of the file is called beside those of ``pipelines``."""
 DENOISER_NAMES = ("transformer", "unet", "prior", "decoder", "dit")
 """What diffusers calls the model that runs once per step, most usual first."""
+_ENCODING = ("text_encoder", "image_encoder", "text_encoder_2", "notes_encoder", "continuous_encoder", "vae_encoder")
+_DECODING = ("vae", "vq", "movq", "vocoder", "melgan")
+"""What components are called that run before the denoiser, and after it."""
 _MOTION_ADAPTER = "motion_adapter"
 
 
@@ -112,6 +125,11 @@ class Component:
         return self.config_source or self.source
 
     @property
+    def name_there(self) -> str:
+        """What it is called where it comes from: the folder that it is in there."""
+        return self.subfolder or self.name
+
+    @property
     def is_single_file(self) -> bool:
         """Whether its weights are in one file, by itself or with those of others, and not beside its config."""
         return self.source.file is not None
@@ -131,11 +149,24 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A component that the blocks of a modular pipeline make, of the class and with the values that the file gives.
+
+    ``class_name`` is None for the class that the blocks have.
+    """
+
+    name: str
+    class_name: str | None
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
     """A pipeline class and its components, in the order of its signature; ``absent`` are optional ones left out.
 
-    ``sharing`` are the other pipelines made of them; components that only those have come last. ``code``: the class is
-    in code of a source, which the file grants.
+    ``sharing`` are the other pipelines made of them; components that only those have come last. ``made`` are those
+    that a modular pipeline makes itself and the file changes. ``code``: the class is in code of a source, which the
+    file grants.
     """
 
     class_name: str
@@ -146,6 +177,7 @@ class Assembly:
     config: Mapping[str, Any]
     sharing: tuple[Sharing, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    made: tuple[Made, ...] = ()
     code: OwnCode | None = field(default=None, repr=False)
 
     @property
@@ -156,6 +188,18 @@ class Assembly:
     def facts_of(self, pipeline: str) -> PipelineFacts:
         """Return the facts of one of its pipelines: ``PIPELINE`` or the name of another."""
         return next((each.facts for each in self.sharing if each.name == pipeline), self.facts)
+
+    def call_of(self, spec: Spec, pipeline: str) -> dict[str, Argument]:
+        """Return the arguments that the file gives to the call of one of its pipelines.
+
+        Of another than the first: its own, and those of the first that its class takes.
+        """
+        first = arguments_at(("call",), spec.call)
+        if pipeline == PIPELINE:
+            return first
+        taken = {SEED, *(parameter.name for parameter in self.facts_of(pipeline).call)}
+        own = arguments_at(("pipelines", pipeline, "call"), spec.pipelines[pipeline].call)
+        return {**{name: argument for name, argument in first.items() if name in taken}, **own}
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -178,9 +222,10 @@ class Assembly:
     def in_turn(self) -> tuple[str, ...]:
         """The components that run one after the other, each done before the next, as the class says of itself.
 
-        Others, such as a controlnet, run within another's phase. A class that says nothing runs all in turn.
+        Others, such as a controlnet, run within another's phase. A class that says nothing is taken to run all of
+        them, in ``assumed_order``.
         """
-        return self.facts.model_cpu_offload_seq or tuple(component.name for component in self.modules)
+        return self.facts.model_cpu_offload_seq or assumed_order(component.name for component in self.modules)
 
     @property
     def denoiser(self) -> str:
@@ -189,16 +234,39 @@ class Assembly:
         return next((name for name in DENOISER_NAMES if name in names), names[-1] if names else "")
 
 
-def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, ...]]:
+def assumed_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return components in the order in which they are taken to run where their pipeline's class does not say.
+
+    A prior comes before what it is for; what encodes before the denoiser, and that before what decodes. Within these
+    they keep their order.
+    """
+
+    def rank(name: str) -> tuple[bool, int]:
+        own = name.removeprefix("prior_")
+        is_encoder = own.endswith(_ENCODING) or own.startswith(_ENCODING)
+        return not name.startswith("prior_"), 0 if is_encoder else 2 if own.startswith(_DECODING) else 1
+
+    return tuple(sorted(names, key=rank))
+
+
+def order_notes(assembly: Assembly) -> Iterator[str]:
+    """Yield a remark on the order of the components, where it is assumed."""
+    if assembly.facts.model_cpu_offload_seq is None and len(assembly.in_turn) > 1:
+        order = ", ".join(assembly.in_turn)
+        yield f"{assembly.class_name} does not say in which order its components run; taken to be: {order}"
+
+
+def assemble(resolved: Resolved, spec: Spec, hub: FileHeaders | None = None) -> tuple[Assembly, tuple[Problem, ...]]:
     """Return what the pipeline of spec is made of, and what is wrong with its components.
 
     A component that is missing, unknown or cannot be located is among the problems and not in the assembly, so that
-    other rules can be held against the rest.
+    other rules can be held against the rest. ``hub`` is asked what files of weights hold that are not here.
 
     Raises: SpecError: the source or the pipeline class is missing or unknown.
     """
-    source, file, index = _pipeline_source(resolved, spec)
+    source, file, index = _pipeline_source(resolved, spec, hub)
     facts, code = _pipeline_class(resolved, spec, source, index)
+    index = _with_connected(resolved, spec, source, index, facts)
     sharing, problems = _sharing(resolved, spec)
     class_path: ConfigPath = ("pipeline", "class" if spec.pipeline.class_name else "source")
     classes: dict[ConfigPath, PipelineFacts] = {
@@ -206,8 +274,9 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
         **{("pipelines", each.name, "class"): each.facts for each in sharing},
     }
     problems += _unknown_components(resolved, spec, *classes.values())
-    assemblers = [_Assembler(resolved, spec, source, file, index, each, path) for path, each in classes.items()]
+    assemblers = [_Assembler(resolved, spec, source, file, index, each, path, hub) for path, each in classes.items()]
     found, unfit = _components(assemblers)
+    made, unmade = _made(resolved, spec, facts)
     known = own_class_facts(code.files, code.class_name) if code else class_facts("diffusers", facts.class_name)
     adapters, wrong = locate_adapters(resolved, spec, facts, known.ancestors if known else frozenset())
     assembly = Assembly(
@@ -219,12 +288,13 @@ def assemble(resolved: Resolved, spec: Spec) -> tuple[Assembly, tuple[Problem, .
         config={name: value for name, value in index.config.items() if name in facts.config_parameters},
         sharing=sharing,
         adapters=adapters,
+        made=made,
         code=code,
     )
     if not wrong:
         wrong = [*_unplaceable(resolved, spec, assembly)]
         assembly = _with_changes(assembly)
-    return assembly, (*problems, *unfit, *wrong)
+    return assembly, (*problems, *unfit, *unmade, *wrong)
 
 
 def _unplaceable(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
@@ -285,6 +355,69 @@ def _components(assemblers: Iterable[_Assembler]) -> tuple[dict[str, Component |
     return found, problems
 
 
+def _is_made(facts: PipelineFacts, spec: Spec, name: str) -> bool:
+    """Tell whether a modular pipeline makes a component itself: its blocks do, and the file gives it no source."""
+    asked = spec.components.get(name)
+    return name in facts.made and not (isinstance(asked, ComponentSpec) and (asked.source or asked.subfolder))
+
+
+def _made(resolved: Resolved, spec: Spec, facts: PipelineFacts) -> tuple[tuple[Made, ...], list[Problem]]:
+    """Return what the file changes of the components that a modular pipeline makes itself, and what it may not."""
+    made: list[Made] = []
+    problems: list[Problem] = []
+    for name, asked in spec.components.items():
+        if not _is_made(facts, spec, name):
+            continue
+        slot = next(slot for slot in facts.slots if slot.name == name)
+        wrong = [*_unmakeable(resolved, slot, asked)]
+        if isinstance(asked, ComponentSpec) and not wrong:
+            made.append(Made(name=name, class_name=asked.class_name, config=asked.config_values or {}))
+        problems += wrong
+    return tuple(made), problems
+
+
+def _unmakeable(
+    resolved: Resolved, slot: ComponentSlot, asked: ComponentSpec | tuple[ComponentSpec, ...] | None
+) -> Iterator[Problem]:
+    """What blocks cannot make: nothing, several, another kind of thing, or one with values that its class has not."""
+    path: ConfigPath = ("components", slot.name)
+    if not isinstance(asked, ComponentSpec):
+        what = f"{slot.name!r} is made by the pipeline's blocks, which cannot do without it"
+        yield resolved.problem(Code.UNFIT_FOR_MODULAR, path, what, fix="remove the line", key=True)
+        return
+    for key in asked.model_fields_set - {"class_name", "config"}:
+        what = f"{slot.name!r} is made by the pipeline's blocks and loaded from nowhere, so {key} means nothing for it"
+        fix = "remove the line, or give it a source; class and config change what is made"
+        yield resolved.problem(Code.UNFIT_FOR_MODULAR, (*path, key), what, fix=fix, key=True)
+    name = asked.class_name or next(iter(slot.types), "")
+    facts = class_facts("diffusers", name)
+    if facts is None or "ConfigMixin" not in facts.ancestors:
+        what = f"diffusers makes no {name!r} of values in a config"
+        yield resolved.problem(Code.UNFIT_FOR_MODULAR, path, what, fix=f"give components.{slot.name} a source")
+    else:
+        yield from unknown_config_values(resolved, (*path, "config"), asked.config_values, facts)
+
+
+def left_out_notes(assembly: Assembly) -> Iterator[str]:
+    """Yield a remark on what a modular pipeline is loaded without: which of its parts a call needs, the call tells."""
+    names = [name for name in assembly.absent if name not in assembly.facts.made]
+    if assembly.facts.is_modular and names:
+        yield f"without {', '.join(names)}, for which the source names nothing: a call that needs one will fail"
+
+
+def unknown_config_values(
+    resolved: Resolved, path: ConfigPath, config: Mapping[str, Any] | None, facts: ClassFacts
+) -> Iterator[Problem]:
+    """Yield config values that a class does not know; upstream drops them in silence."""
+    known = facts.init_parameters
+    for key in config or ():
+        if key not in known:
+            meant = nearest(key, known)
+            what = f"{facts.class_name} has no config value {key!r}"
+            fix = f"did you mean {meant!r}?" if meant else f"it has: {', '.join(known)}"
+            yield resolved.problem(Code.UNKNOWN_KEY, (*path, key), what, fix=fix, key=True)
+
+
 def unknown_component(resolved: Resolved, path: ConfigPath, facts: PipelineFacts, *more: str) -> Problem:
     """Return the problem of a component name that the pipeline class does not have; ``more`` are other known words."""
     name = str(path[-1]).partition(".")[0]  # a key of a device map may name a part
@@ -296,7 +429,9 @@ def unknown_component(resolved: Resolved, path: ConfigPath, facts: PipelineFacts
     return resolved.problem(Code.UNKNOWN_COMPONENT, path, what, why=why, fix=fix, key=True)
 
 
-def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, Source | None, PipelineIndex]:
+def _pipeline_source(
+    resolved: Resolved, spec: Spec, hub: FileHeaders | None
+) -> tuple[Source, Source | None, PipelineIndex]:
     """Return where the pipeline's index and configs are, the one file of its weights if it is that, and the index."""
     path: ConfigPath = ("pipeline", "source")
     asked = spec.pipeline
@@ -305,9 +440,9 @@ def _pipeline_source(resolved: Resolved, spec: Spec) -> tuple[Source, Source | N
     try:
         folder, local_only = resolved.folder_of(path), asked.local_files_only
         source = locate_source(asked.source, folder=folder, revision=asked.revision, local_only=local_only)
-        file = source if source.file is not None else None
+        file = asked_of_hub(source, hub) if source.file is not None else None
         home = source if file is None else _home_of(file, resolved, spec)
-        return home, file, read_index(home)
+        return home, file, read_index(home, modular=is_modular_class(asked.class_name))
     except SpecError:
         raise
     except DMConfigError as error:
@@ -325,7 +460,8 @@ def _home_of(file: Source, resolved: Resolved, spec: Spec) -> Source:
         raise SpecError([resolved.problem(Code.NOT_A_PIPELINE, ("pipeline", "source"), what, fix=fix)])
     if asked.config is not None:
         return locate_config(resolved, path, asked.config, asked.config_revision, local_only=asked.local_files_only)
-    told = pipeline_told_by(read_single_file(file.path)) if file.path is not None and not file.is_pickle else None
+    tensors = tensors_of(file)
+    told = pipeline_told_by(tensors) if tensors is not None else None
     if told is None:
         what = f"which pipeline the weights in {file.text} are of cannot be told from their names"
         fix = "add pipeline.config with the folder or hub id of a pipeline with the same configs and tokenizers"
@@ -363,20 +499,118 @@ def _pipeline_class(
         return own
     asked = spec.pipeline.class_name
     name = asked or index.class_name
-    facts = pipeline_facts(name)
-    if facts is not None:
-        return facts, None
+    facts = pipeline_facts(name, index.blocks if name == index.class_name else None)
     path: ConfigPath = ("pipeline", "class") if asked else ("pipeline", "source")
-    why = "" if asked else f"{INDEX_FILE} of the source names it"
+    if facts is not None and (asked or index.blocks in (None, facts.blocks)):
+        return facts, None
+    is_known = facts is not None or name in (MODULAR_BASE, *known_modular_pipelines())
+    if index.blocks is not None and not asked and is_known:
+        raise SpecError([_unknown_blocks(resolved, path, name, index.blocks, facts)])
+    why = "" if asked else f"{MODULAR_INDEX_FILE if is_modular_class(name) else INDEX_FILE} of the source names it"
     raise SpecError([_unknown_pipeline(resolved, path, name, why)])
 
 
 def _unknown_pipeline(resolved: Resolved, path: ConfigPath, name: str, why: str = "") -> Problem:
-    meant = nearest(name, known_pipelines(), cutoff=0.7)
+    known = known_modular_pipelines() if "Modular" in name else known_pipelines()
+    meant = nearest(name, known, cutoff=0.7)
     what = f"the installed diffusers has no pipeline class {name!r}"
+    if name.startswith("AutoPipelineFor"):
+        what = f"{name} is no class of pipelines of its own: it chooses one by the class that a source names"
+        return resolved.problem(
+            Code.UNKNOWN_CLASS, path, what, fix="name the class that it chooses, or remove the line"
+        )
     otherwise = "upgrade diffusers, or name another class" if why else "name a pipeline's class, or remove the line"
     fix = f"did you mean {meant!r}?" if meant else otherwise
     return resolved.problem(Code.UNKNOWN_CLASS, path, what, why=why, fix=fix)
+
+
+def _unknown_blocks(
+    resolved: Resolved, path: ConfigPath, name: str, blocks: str, facts: PipelineFacts | None
+) -> Problem:
+    """Blocks that cannot be had are not replaced by others without a word, as diffusers does."""
+    what = f"the blocks of this {name} are {blocks}, of which the installed diffusers has none"
+    why = "blocks that were put together in code are not in the folder"
+    otherwise = "name a modular pipeline of diffusers under pipeline.class, whose own blocks are used then"
+    fix = f"write class: {name} under pipeline, which takes its own, {facts.blocks}" if facts else otherwise
+    return resolved.problem(Code.UNFIT_FOR_MODULAR, path, what, why=why, fix=fix)
+
+
+def _with_connected(
+    resolved: Resolved, spec: Spec, source: Source, index: PipelineIndex, facts: PipelineFacts
+) -> PipelineIndex:
+    """Return the index with the components of the pipelines that the class is made of beside its own.
+
+    Raises: SpecError: one of them is needed and not named, or not there; or one is named that the class has not.
+    """
+    if unknown := [prefix for prefix in spec.pipeline.connected.named if prefix not in facts.connected]:
+        raise SpecError([_not_connected(resolved, facts, prefix) for prefix in unknown])
+    entries = dict(index.entries)
+    for prefix in connected_parts(spec, index, facts):
+        entries |= _entries_of(resolved, spec, source, facts, prefix)
+    return replace(index, entries=entries)
+
+
+def connected_parts(spec: Spec, index: PipelineIndex, facts: PipelineFacts) -> tuple[str, ...]:
+    """Return which connected pipelines are needed: those that the file names, and those that nothing stands in for.
+
+    A component that the source's own index has, or that the file gives, is not missing.
+    """
+    given = {*spec.components, *(name for name, entry in index.entries.items() if entry is not None)}
+    missing = [slot.name for slot in facts.slots if not slot.optional and slot.name not in given]
+    named = spec.pipeline.connected.named
+    return tuple(each for each in facts.connected if each in named or any(n.startswith(f"{each}_") for n in missing))
+
+
+def _entries_of(
+    resolved: Resolved, spec: Spec, source: Source, facts: PipelineFacts, prefix: str
+) -> dict[str, Entry | None]:
+    """The components of a connected pipeline, under the names that they have here."""
+    place = connected_place(spec, source, prefix)
+    if place is None:
+        what = f"{facts.class_name} has a {prefix} pipeline, and where that comes from is not told"
+        why = f"neither by the file nor by the README.md of {spec.pipeline.source}"
+        fix = f"add pipeline.connected: {{{prefix}: {{source: ...}}}} with its folder or hub id"
+        raise SpecError([resolved.problem(Code.CONNECTED_NOT_TOLD, ("pipeline", "source"), what, why=why, fix=fix)])
+    path = place.path or ("pipeline", "source")
+    text, folder, local_only = place.source or "", resolved.folder_of(path), spec.pipeline.local_files_only
+    if place.path is None and not is_hub_source(text):
+        raise SpecError([_not_followed(resolved, f"the {prefix} pipeline", text, f"pipeline.connected.{prefix}")])
+    if place.revision is not None and is_local(text):
+        raise SpecError([_needless_revision(resolved, (*path[:-1], "revision"), text)])
+    try:
+        there = read_index(locate_source(text, folder=folder, revision=place.revision, local_only=local_only))
+    except DMConfigError as error:
+        raise SpecError(resolved.located(error.problems, path)) from None
+    return {
+        f"{prefix}_{name}": replace(entry, place=replace(place, subfolder=name)) if entry else None
+        for name, entry in there.entries.items()
+    }
+
+
+def connected_place(spec: Spec, source: Source, prefix: str) -> Place | None:
+    """Return where a connected pipeline is: as the file names it, else as the source's model card does."""
+    asked = spec.pipeline.connected.named.get(prefix)
+    if asked is not None:
+        return Place(source=asked.source, revision=asked.revision, path=("pipeline", "connected", prefix, "source"))
+    named = connected_pipeline(source.folder, prefix) if source.folder is not None else None
+    return Place(source=named) if named else None
+
+
+def _not_connected(resolved: Resolved, facts: PipelineFacts, prefix: str) -> Problem:
+    what = f"{facts.class_name} has no connected pipeline {prefix!r}"
+    fix = f"it has: {', '.join(facts.connected)}" if facts.connected else "remove it, or name a class that has one"
+    return resolved.problem(Code.CONNECTED_NOT_TOLD, ("pipeline", "connected", prefix), what, fix=fix, key=True)
+
+
+def _not_followed(resolved: Resolved, what_is: str, text: str, key: str) -> Problem:
+    what = f"the pipeline's source has {what_is} at {text!r}, which is no hub id"
+    why = "a path in a pipeline's files is one of the machine that wrote them, and is not followed"
+    return resolved.problem(Code.OUTSIDE_SOURCE, ("pipeline", "source"), what, why=why, fix=f"give {key} a source")
+
+
+def is_modular_class(name: str | None) -> bool:
+    """Tell whether a name is one of a modular pipeline's class, by how diffusers names them."""
+    return name is not None and name.endswith(MODULAR_BASE)
 
 
 def _sharing(resolved: Resolved, spec: Spec) -> tuple[tuple[Sharing, ...], list[Problem]]:
@@ -401,9 +635,13 @@ def _unknown_components(resolved: Resolved, spec: Spec, *classes: PipelineFacts)
             yield unknown_component(resolved, ("components", name), classes[0], *known)
 
 
+_SEVERAL = re.compile(r"Multi[A-Z]")
+"""In the name of a class that wraps several models; ``MultilingualCLIP`` is one model."""
+
+
 def _wrappers(slot: ComponentSlot) -> tuple[str, ...]:
     """The classes of a slot that wrap several models of another of its classes: ``MultiControlNetModel``."""
-    return tuple(name for name in slot.types if "Multi" in name)
+    return tuple(name for name in slot.types if len(slot.types) > 1 and _SEVERAL.search(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,6 +683,7 @@ class _Assembler:
     index: PipelineIndex
     facts: PipelineFacts
     class_path: ConfigPath
+    hub: FileHeaders | None = None
     place: int | None = None
 
     def component(self, slot: ComponentSlot) -> Component | None:
@@ -455,6 +694,8 @@ class _Assembler:
         name = slot.name
         listed = self.index.entries.get(name)
         asked = self.spec.components.get(name)
+        if listed is None and _is_made(self.facts, self.spec, name):
+            return None
         left_out = name in self.spec.components and asked is None
         if left_out or (asked is None and listed is None):
             if not slot.optional:
@@ -471,7 +712,9 @@ class _Assembler:
         name = slot.name
         if listed is None and asked.source is None and not asked.subfolder:
             raise SpecError([self._nothing_listed(name)])
-        origin = self._origin(name, asked, listed)
+        place = listed.place if listed is not None and asked.source is None else None
+        placed = self._placed(asked, place)
+        origin = self._origin(name, placed, listed, place)
         entry = self._entry(name, asked, listed, origin)
         facts = class_facts(entry.library, entry.class_name)
         code = self._code(name, asked, entry, origin, is_known=facts is not None)
@@ -480,13 +723,13 @@ class _Assembler:
             entry = Entry(library=facts.library, class_name=code.class_name)
         if facts is None:
             raise SpecError([self._unknown_class(slot, entry, asked, origin)])
-        if self.file is not None and asked.source is None and is_module_class(facts):
+        if self.file is not None and placed.source is None and is_module_class(facts):
             if not self._is_in_file(name, facts):
                 if slot.optional and asked == ComponentSpec():
                     return None  # as diffusers leaves the safety checker out
                 raise SpecError([self._not_in_file(name)])
             origin = _Origin(self.file, origin.folder, self.source, shares_file=True)
-        component = self._with_original_config(self._component(name, asked, entry, facts, origin))
+        component = self._with_original_config(self._component(name, placed, entry, facts, origin))
         if code is None:
             return component
         return replace(component, code=code, refused={**refused_by_code(facts), **component.refused})
@@ -522,7 +765,7 @@ class _Assembler:
         if text is None and component.shares_file and takes_original_config(component.facts):
             path = ("pipeline",)
             text, revision = self.spec.pipeline.original_config, self.spec.pipeline.original_config_revision
-        if text is None or not component.is_single_file or not component.is_module:
+        if text is None or not component.is_single_file or component.source.is_gguf or not component.is_module:
             return component
         original = original_config(self.resolved, (*path, "original_config"), text, revision, component.facts)
         return replace(component, original_config=original, folder=None)
@@ -556,6 +799,17 @@ class _Assembler:
         what = f"{name!r} is {entry.class_name}, code of {home.text} that is not on this machine"
         fix = "load it once with load_from_yaml or dmconfig run, which download what they need"
         return self._problem(Code.SOURCE_NOT_FOUND, name, what, "source", fix=fix)
+
+    def _placed(self, asked: ComponentSpec, place: Place | None) -> ComponentSpec:
+        """What is asked of a component, with where the index has it; its own repository is the pipeline's source."""
+        if place is None:
+            return asked
+        is_here = place.path is None and place.source == self.source.hub_id and place.revision is None
+        source = None if is_here else place.source
+        given = {"source": source, "subfolder": place.subfolder, "variant": place.variant}
+        given |= {"revision": place.revision} if source else {}
+        update = {key: value for key, value in given.items() if value and getattr(asked, key) is None}
+        return asked.model_copy(update=update)
 
     def _component(
         self,
@@ -641,8 +895,8 @@ class _Assembler:
 
     def _is_in_file(self, name: str, facts: ClassFacts) -> bool:
         """Tell whether the pipeline's one file has weights of a component; what cannot be looked into has all."""
-        path = self.file.path if self.file is not None and not self.file.is_pickle else None
-        return path is None or bool(part_of(name, facts, read_single_file(path)))
+        tensors = tensors_of(self.file) if self.file is not None else None
+        return tensors is None or bool(part_of(name, facts, tensors))
 
     def unshared(self, slot: ComponentSlot, component: Component | None) -> Iterator[Problem]:
         """Yield why this class cannot have a component that another one has, or does without."""
@@ -687,13 +941,7 @@ class _Assembler:
             what = f"config values for {component.name!r} are not supported yet; only a scheduler takes them"
             yield self.resolved.problem(Code.NOT_SUPPORTED_YET, path, what, fix="remove them", key=True)
             return
-        known = component.facts.init_parameters
-        for key in component.config or ():
-            if key not in known:
-                meant = nearest(key, known)
-                what = f"{component.class_name} has no config value {key!r}"
-                fix = f"did you mean {meant!r}?" if meant else f"it has: {', '.join(known)}"
-                yield self.resolved.problem(Code.UNKNOWN_KEY, (*path, key), what, fix=fix, key=True)
+        yield from unknown_config_values(self.resolved, path, component.config, component.facts)
 
     def _holds_another_class(self, component: Component) -> bool:
         """Tell whether a diffusers model of one class is to be loaded from a folder of another.
@@ -709,9 +957,9 @@ class _Assembler:
             facts is not None and held not in component.facts.ancestors and component.class_name not in facts.ancestors
         )
 
-    def _origin(self, name: str, asked: ComponentSpec, listed: Entry | None) -> _Origin:
+    def _origin(self, name: str, asked: ComponentSpec, listed: Entry | None, place: Place | None) -> _Origin:
         """Return where a component comes from, and the folder with its config (None when only the hub has it)."""
-        source = self.source if asked.source is None else self._own_source(name, asked)
+        source = self.source if asked.source is None else self._own_source(name, asked, place)
         if source.file is not None:
             home = self._home(name, asked, listed)
             has_config = asked.original_config is None or listed is not None
@@ -749,21 +997,27 @@ class _Assembler:
         own = asked.local_files_only
         return self.spec.pipeline.local_files_only if own is None else own
 
-    def _own_source(self, name: str, asked: ComponentSpec) -> Source:
+    def _own_source(self, name: str, asked: ComponentSpec, place: Place | None) -> Source:
         path: ConfigPath = (*self._path(name), "source")
+        if place is not None:
+            path = place.path or ("pipeline", "source")
         text = asked.source or ""
+        if place is not None and place.path is None and not is_hub_source(text):
+            raise SpecError([_not_followed(self.resolved, repr(name), text, f"components.{name}")])
         if asked.revision is not None and is_local(text):
-            raise SpecError([_needless_revision(self.resolved, (*self._path(name), "revision"), text)])
+            raise SpecError([_needless_revision(self.resolved, (*path[:-1], "revision"), text)])
         try:
             folder, local_only = self.resolved.folder_of(path), self._local_only(asked)
-            return locate_source(text, folder=folder, revision=asked.revision, local_only=local_only)
+            source = locate_source(text, folder=folder, revision=asked.revision, local_only=local_only)
+            return asked_of_hub(source, self.hub)
         except DMConfigError as error:
             raise SpecError(self.resolved.located(error.problems, path)) from None
 
     def _entry(self, name: str, asked: ComponentSpec, listed: Entry | None, origin: _Origin) -> Entry:
         """Return library and class: as asked, else as the component's own config says, else as the pipeline says."""
-        elsewhere = asked.source is not None or asked.subfolder is not None
-        class_name = asked.class_name or (_class_at(name, origin) if elsewhere else None)
+        listed = listed if listed is not None and listed.class_name else None
+        elsewhere = asked.source is not None or asked.subfolder is not None or listed is None
+        class_name = asked.class_name or (_class_at(asked.subfolder or name, origin) if elsewhere else None)
         if listed is not None and class_name in (None, listed.class_name):
             return listed
         if class_name is None:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dmconfig.adapters import apply_adapters, missing_peft
-from dmconfig.assembly import Assembly, Component, Sharing
+from dmconfig.assembly import Assembly, Component, Made, Sharing
 from dmconfig.errors import BuildError, Code, DispatchError
+from dmconfig.facts import PipelineFacts
 from dmconfig.garbage import gc_paused
-from dmconfig.loaders import class_of, load_module, load_other, pipeline_class
+from dmconfig.loaders import class_of, load_module, load_other, make_pipeline
 from dmconfig.offload import OffloadFolder, resting_on_disk
 from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Plan
 from dmconfig.progress import Progress
-from dmconfig.quantization import missing_backends
+from dmconfig.quantization import missing_backends, missing_gguf
 from dmconfig.remote_code import OwnCode
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
@@ -60,6 +62,7 @@ def require_packages(resolved: Resolved, spec: Spec, assembly: Assembly) -> None
     """
     problems = [
         *missing_backends(resolved, spec),
+        *missing_gguf(resolved, assembly),
         *missing_attention_packages(resolved, assembly),
         *missing_peft(resolved, assembly.adapters, [component.name for component in assembly.modules]),
     ]
@@ -94,8 +97,9 @@ def _load(resolved: Resolved, component: Component, assignment: Assignment | Non
 
 def _construct(resolved: Resolved, assembly: Assembly, parts: Mapping[str, Any]) -> Any:
     own = {slot.name: parts[slot.name] for slot in assembly.facts.slots}
-    arguments = {**assembly.config, **own}
-    pipe = _pipeline(resolved, ("pipeline",), assembly.class_name, arguments, code=assembly.code)
+    path: ConfigPath = ("pipeline",)
+    settings, made = assembly.config, assembly.made
+    pipe = _pipeline(resolved, path, assembly.facts, own, settings=settings, made=made, code=assembly.code)
     pipe.register_to_config(_name_or_path=str(assembly.source.folder))
     return pipe
 
@@ -103,21 +107,23 @@ def _construct(resolved: Resolved, assembly: Assembly, parts: Mapping[str, Any])
 def _share(resolved: Resolved, sharing: Sharing, parts: Mapping[str, Any]) -> Any:
     """One more pipeline on the same components."""
     own = {slot.name: parts[slot.name] for slot in sharing.facts.slots}
-    return _pipeline(resolved, ("pipelines", sharing.name), sharing.facts.class_name, own)
+    return _pipeline(resolved, ("pipelines", sharing.name), sharing.facts, own)
 
 
 def _pipeline(
     resolved: Resolved,
     path: ConfigPath,
-    class_name: str,
-    arguments: Mapping[str, Any],
+    facts: PipelineFacts,
+    parts: Mapping[str, Any],
     *,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    made: tuple[Made, ...] = (),
     code: OwnCode | None = None,
 ) -> Any:
     try:
-        return pipeline_class(class_name, code)(**arguments)
+        return make_pipeline(facts, settings, parts, made, code=code)
     except Exception as error:
-        what = f"{class_name} refuses its components: {_sentence(error)}"
+        what = f"{facts.class_name} refuses its components: {_sentence(error)}"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, path, what)]) from error
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dmconfig.assembly import Assembly, Component, assemble, unknown_component
+from dmconfig.checkpoint import FileHeaders
 from dmconfig.compatibility import incompatible_dtypes, incompatible_parts
 from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError, nearest
@@ -24,6 +25,7 @@ from dmconfig.spec import DEFAULT, STRATEGIES, GroupOffloadSpec, PlacementSpec, 
 from dmconfig.switches import unfit_switches
 from dmconfig.trust import (
     idle_grants,
+    moving_places,
     moving_revisions,
     needless_configs,
     needless_source_keys,
@@ -43,8 +45,8 @@ OWNED_ARGUMENTS = frozenset({"generator"})
 """Parameters of a pipeline's call that a file cannot hold."""
 
 
-def check(resolved: Resolved, spec: Spec) -> Assembly:
-    """Return what the pipeline is made of, after every rule.
+def check(resolved: Resolved, spec: Spec, hub: FileHeaders | None = None) -> Assembly:
+    """Return what the pipeline is made of, after every rule. ``hub`` tells what files hold that are not here.
 
     Raises: SpecError: all problems found, of all rules.
     """
@@ -57,11 +59,12 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         *idle_offload_folder(resolved, spec),
     ]
     try:
-        assembly, unfit = assemble(resolved, spec)
+        assembly, unfit = assemble(resolved, spec, hub)
     except DMConfigError as error:  # without a pipeline there is nothing to hold the other rules against
         raise SpecError([*problems, *error.problems]) from None
     problems.extend(unfit)
     for rule in (
+        moving_places,
         needless_configs,
         single_files,
         pickles,
@@ -70,6 +73,7 @@ def check(resolved: Resolved, spec: Spec) -> Assembly:
         outside_source,
         incompatible_parts,
         incompatible_dtypes,
+        other_runtimes,
         quantised_components,
         quantised_parts,
         copied_components,
@@ -159,6 +163,15 @@ def nothing_runs_on_disk(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
     if spec.execution_device == DISK:
         path, fix = ("execution_device",), "name an accelerator or cpu"
         yield resolved.problem(Code.BAD_DEVICE, path, "nothing can run on disk", fix=fix)
+
+
+def other_runtimes(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001
+    """Models that another runtime than torch loads and places itself are not for a device map."""
+    for component in assembly.loaded:
+        if "OnnxRuntimeModel" in component.facts.ancestors:
+            what = f"{component.name!r} is an ONNX model, which onnxruntime loads and places itself"
+            fix = "name the same pipeline with torch weights, and a class without Onnx in its name"
+            yield resolved.problem(Code.NOT_SUPPORTED_YET, component.path, what, fix=fix)
 
 
 def quantised_components(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dmconfig.facts import ClassFacts
 from dmconfig.gguf import read_gguf
+from dmconfig.source import Source
 from dmconfig.weights import TensorInfo, read_header
 
 _DENOISER = "model.diffusion_model."
@@ -38,6 +40,9 @@ _OTHERS = (
     "audio_vae.",
     "model_ema.",
 )
+
+FileHeaders = Callable[[Source], "tuple[TensorInfo, ...] | None"]
+"""The tensors of a file of weights on the hub, or None where it is not to be looked into."""
 
 _Shapes = Mapping[str, tuple[int, ...]]
 _Rule = tuple[str, Callable[[_Shapes], bool]]
@@ -117,6 +122,23 @@ def read_single_file(file: Path) -> tuple[TensorInfo, ...]:
     except OSError:
         return _read(file, -1, -1)  # which says what is wrong with it
     return _read(file, state.st_size, state.st_mtime_ns)
+
+
+def tensors_of(source: Source) -> tuple[TensorInfo, ...] | None:
+    """Return what a file of weights holds: the one on this machine, else as the hub has told; None where neither is.
+
+    Raises: SourceError: the file is damaged or cannot be read.
+    """
+    if source.is_pickle:
+        return None
+    return read_single_file(source.path) if source.path is not None else source.told
+
+
+def asked_of_hub(source: Source, hub: FileHeaders | None) -> Source:
+    """Return a source with what the hub says of its file, if it is one that is not here and the hub may be asked."""
+    if hub is None or source.hub_id is None or source.file is None or source.path is not None:
+        return source
+    return replace(source, told=hub(source))
 
 
 def pipeline_told_by(tensors: Sequence[TensorInfo]) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
 from dmconfig.errors import Code, Problem
+from dmconfig.facts import PipelineFacts
 from dmconfig.measure import AUTO, config_of_home, model_config, stored_dtype
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
@@ -198,6 +199,19 @@ Source: runs of all pairs of dtypes, which the tests repeat.
 _EVERYWHERE = (("unet", "controlnet"), ("transformer", "controlnet"), ("transformer", "transformer_2"))
 
 
+AUTOENCODERS = ("vae", "movq")
+"""Components that are given one thing in one place, latents or pictures, so that a cast there is all that is needed."""
+
+
+def casting_inputs(assembly: Assembly, dtypes: Mapping[str, str]) -> Iterator[str]:
+    """Yield the autoencoders of another dtype than what meets them: what enters them is cast, and nothing refused."""
+    for name in AUTOENCODERS:
+        groups = (group for group in _groups(assembly) if name in group)
+        others = {dtypes[each] for group in groups for each in group if each in dtypes}
+        if name in dtypes and others - {dtypes[name]}:
+            yield name
+
+
 def incompatible_dtypes(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:  # noqa: ARG001
     """Components that meet in one operation, and are told to be of two dtypes: torch refuses that in the first step."""
     dtypes = {component.name: component.dtype for component in assembly.modules if component.dtype != AUTO}
@@ -209,17 +223,22 @@ def incompatible_dtypes(resolved: Resolved, spec: Spec, assembly: Assembly) -> I
 
 
 def dtype_notes(assembly: Assembly) -> Iterator[str]:
-    """Yield a sentence per group of components that are stored in two dtypes, meet in one operation, and fail there."""
+    """Yield a sentence per group of components that are stored in two dtypes, meet in one operation, and fail there.
+
+    And one per component to whose dtype what enters it is cast.
+    """
     dtypes = {component.name: dtype for component in assembly.modules if (dtype := _dtype_of(component))}
+    for name in casting_inputs(assembly, dtypes):
+        yield f"what {name} decodes is cast to its {dtypes[name]} first, and what it encodes is cast back"
     for known in _meetings(assembly, dtypes):
         yield f"will fail in its first call, because one dtype is needed where these meet: {_each(known)}; write dtype"
         return
 
 
 def _meetings(assembly: Assembly, dtypes: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Yield the groups that have two dtypes among them."""
+    """Yield the groups that have two dtypes among them, in a place where nothing is cast."""
     for group in (*_groups(assembly), *_EVERYWHERE):
-        known = {name: dtypes[name] for name in group if name in dtypes}
+        known = {name: dtypes[name] for name in group if name in dtypes and name not in AUTOENCODERS}
         if len(set(known.values())) > 1:
             yield known
 
@@ -229,12 +248,17 @@ def _each(dtypes: Mapping[str, str]) -> str:
 
 
 def _groups(assembly: Assembly) -> Iterator[Sequence[str]]:
-    if assembly.code is not None:
-        return
-    package = assembly.facts.module.split(".")[2]
-    is_xl = assembly.class_name.startswith(_XL)
+    """The groups of all pipelines of an assembly; what own code makes of its components, no rule knows."""
+    own = () if assembly.code is not None else (assembly.facts,)
+    for facts in (*own, *(each.facts for each in assembly.sharing)):
+        yield from _groups_of(facts)
+
+
+def _groups_of(facts: PipelineFacts) -> Iterator[Sequence[str]]:
+    package = facts.module.split(".")[2]
+    is_xl = facts.class_name.startswith(_XL)
     yield from _MEET.get("stable_diffusion_xl" if is_xl else package, ())
-    if is_xl and not any(word in assembly.class_name for word in ("Img2Img", "Inpaint")):
+    if is_xl and not any(word in facts.class_name for word in ("Img2Img", "Inpaint")):
         yield ("unet", "vae")  # those that are given a picture cast what they hand to the VAE
 
 
@@ -244,7 +268,7 @@ def _dtype_of(component: Component) -> str | None:
     stored = stored_dtype(component)
     if stored is None and component.folder is None and component.home.hub_id and not component.is_single_file:
         known = find_pipeline(component.home.hub_id)
-        part = known.component(component.name) if known else None
+        part = known.component(component.name_there) if known else None
         stored = part.stored_dtype if part else None
     return stored
 

@@ -84,6 +84,8 @@ class Code(StrEnum):
     PICKLE_NOT_TRUSTED = "DM316"
     BAD_CODE = "DM317"
     BAD_ORIGINAL_CONFIG = "DM318"
+    UNFIT_FOR_MODULAR = "DM319"
+    CONNECTED_NOT_TOLD = "DM320"
     # DM33x: what is put on components
     UNKNOWN_SWITCH = "DM330"
     PLACE_REFUSED = "DM331"

@@ -323,7 +323,7 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
     Code.INCOMPATIBLE_DTYPES: _file(
         "Components that hand on what they make as it is are told to be of two dtypes, which torch refuses when they "
         "meet.",
-        "  dtype: float16\ncomponents: {vae: {dtype: float32}}\n",
+        "  dtype: float16\ncomponents: {text_encoder: {dtype: float32}}\n",
         "Write one dtype for all of those that the report names.",
     ),
     Code.CODE_NOT_TRUSTED: _words(
@@ -350,6 +350,22 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "A folder with diffusion_pytorch_model.bin and no safetensors.",
         "Convert it to safetensors on a machine that may be lost, or write the reason why it may be opened: "
         "allow_pickle: our own export of 2022. torch's safe loader opens it all the same.",
+    ),
+    Code.UNFIT_FOR_MODULAR: _whole(
+        "A modular pipeline is made of blocks, which make some components themselves. The file asks for what blocks do "
+        "not take, or the source's blocks are none of the installed diffusers.",
+        "version: 1\n"
+        "pipeline: {source: stabilityai/stable-diffusion-xl-base-1.0, class: StableDiffusionXLModularPipeline}\n"
+        "components: {guider: null}\n",
+        "Remove the line; class and config change what blocks make. Where the blocks are not known, name a modular "
+        "class of diffusers under pipeline.class, whose own blocks are then used.",
+    ),
+    Code.CONNECTED_NOT_TOLD: _whole(
+        "The class is made of several pipelines, and where one of them comes from is told neither by the file nor by "
+        "the source's README.md; or the file names one for a class that has none.",
+        "version: 1\n"
+        "pipeline: {source: kandinsky-community/kandinsky-2-2-decoder, class: KandinskyV22CombinedPipeline}\n",
+        "Name it: pipeline.connected: {prior: {source: kandinsky-community/kandinsky-2-2-prior}}.",
     ),
     Code.INPUT_UNREADABLE: _words(
         "A picture, mask or film that the call is to have cannot be read from where the file says it is.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import importlib.util
 import json
 import math
 import re
@@ -267,7 +268,7 @@ def build_on_meta(config: Path | Mapping[str, Any], library: str, class_name: st
 
     Raises: whatever the class raises on a config it does not understand.
     """
-    return build_class_on_meta(getattr(_import_library(library), class_name), config, dtype)
+    return build_class_on_meta(getattr(import_library(library), class_name), config, dtype)
 
 
 def build_class_on_meta(cls: Any, config: Path | Mapping[str, Any], dtype: str) -> Any:
@@ -328,13 +329,20 @@ def quiet_imports() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _import_library(library: str) -> Any:
+def import_library(library: str) -> Any:
+    """Return the module that an index means by a library: one of the two, or a folder of diffusers' pipelines.
+
+    Raises: ImportError: there is no such module.
+
+    Source: diffusers pipelines/pipeline_loading_utils.py (get_class_obj_and_candidates): "stable_diffusion" is
+    diffusers.pipelines.stable_diffusion. What has moved to ``deprecated`` is looked up there too.
+    """
     quiet_imports()
-    # model_index.json names a pipeline's own module by its last part: "stable_diffusion" is
-    # diffusers.pipelines.stable_diffusion (diffusers pipeline_loading_utils.get_class_obj_and_candidates)
     if library in ("diffusers", "transformers"):
         return importlib.import_module(library)
-    return importlib.import_module(f"diffusers.pipelines.{library}")
+    places = (f"diffusers.pipelines.{library}", f"diffusers.pipelines.deprecated.{library}")
+    found = next((place for place in places if importlib.util.find_spec(place) is not None), places[0])
+    return importlib.import_module(found)
 
 
 @contextlib.contextmanager

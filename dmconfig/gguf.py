@@ -14,9 +14,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
-from dmconfig.errors import SourceError
+from dmconfig.errors import Problem, SourceError
 from dmconfig.footprint import kept_in_fp32
 from dmconfig.weights import (
     LFS_POINTER,
@@ -76,6 +76,16 @@ class GGUFMetadata:
     file_type: int | None
 
 
+class Stream(Protocol):
+    """The bytes of a file, read forwards: an open file, or one that is elsewhere."""
+
+    def read(self, count: int, /) -> bytes:
+        """Return the next count bytes."""
+
+    def seek(self, count: int, whence: int, /) -> int:
+        """Step over count bytes; ``whence`` is 1."""
+
+
 class _OtherFormatError(BadFileError):
     """The file is whole, as far as one can tell, but of a kind that is not read here."""
 
@@ -96,6 +106,22 @@ def read_gguf(file: Path) -> tuple[TensorInfo, ...]:
 def read_gguf_metadata(file: Path) -> GGUFMetadata:
     """Return what a GGUF file says of itself. Checks and raises as ``read_gguf`` does."""
     return _read(file)[1]
+
+
+def parse_gguf(stream: Stream, file_bytes: int) -> tuple[TensorInfo, ...]:
+    """Return the tensors of a GGUF file of so many bytes, at whose start stream is; see ``read_gguf``.
+
+    Raises: BadFileError: it breaks the format; ``gguf_problem`` has the words for it.
+    """
+    return _parse(_Header(stream, file_bytes), file_bytes)[0]
+
+
+def gguf_problem(file: Path, error: BadFileError) -> Problem:
+    """Return the problem of a GGUF file that breaks its format, or is of a kind that is not read."""
+    problem = corrupt(file, error)
+    if isinstance(error, _OtherFormatError):
+        return replace(problem, fix="convert it to GGUF version 3, little endian")
+    return problem
 
 
 def loaded_bytes(tensors: Sequence[TensorInfo], *, dtype: str, keep_in_fp32: tuple[str, ...] = ()) -> int:
@@ -148,7 +174,7 @@ def _loaded_bytes(tensor: TensorInfo, element_bytes: int, keep_in_fp32: tuple[st
 class _Header:
     """The bytes of a header one after the other, never past the end of the file or of what a header may take."""
 
-    def __init__(self, stream: BinaryIO, file_bytes: int) -> None:
+    def __init__(self, stream: Stream, file_bytes: int) -> None:
         self._stream = stream
         self._file_bytes = file_bytes
         self.position = 0
@@ -195,11 +221,8 @@ def _read(file: Path) -> tuple[tuple[TensorInfo, ...], GGUFMetadata]:
             return _parse(_Header(stream, file_bytes), file_bytes)
     except OSError as error:
         raise SourceError([unreadable(file, error)]) from error
-    except _OtherFormatError as error:
-        problem = replace(corrupt(file, error), fix="convert it to GGUF version 3, little endian")
-        raise SourceError([problem]) from error
     except BadFileError as error:
-        raise SourceError([corrupt(file, error)]) from error
+        raise SourceError([gguf_problem(file, error)]) from error
 
 
 def _parse(header: _Header, file_bytes: int) -> tuple[tuple[TensorInfo, ...], GGUFMetadata]:

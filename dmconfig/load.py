@@ -9,20 +9,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dmconfig.assembly import PIPELINE, Assembly, Component
+from dmconfig.assembly import PIPELINE, Assembly, Component, left_out_notes, order_notes
+from dmconfig.catalog import find_pipeline
 from dmconfig.check import check, check_weights
+from dmconfig.checkpoint import FileHeaders
 from dmconfig.compatibility import dtype_notes
-from dmconfig.errors import Code, DispatchError, DMConfigError, DocumentError, Problem, ResolveError, SpecError, nearest
+from dmconfig.errors import (
+    BuildError,
+    Code,
+    DispatchError,
+    DMConfigError,
+    DocumentError,
+    Problem,
+    ResolveError,
+    SpecError,
+    nearest,
+)
 from dmconfig.garbage import gc_paused
-from dmconfig.inputs import SEED, Argument, arguments_at, call_with_files
+from dmconfig.inputs import Argument, call_with_files
 from dmconfig.layers import Files, read_files
 from dmconfig.measure import Headers, cast_notes, change_notes, lay_out_split, measure, variant_notes
 from dmconfig.paths import render_path
 from dmconfig.phases import told_with_rest, told_with_shape, told_with_values
 from dmconfig.progress import NoProgress, Progress
 from dmconfig.resolve import Override, Resolved, overrides_from_mapping, resolve
+from dmconfig.source import Source
 from dmconfig.spec import REHEARSED, Spec, validate_spec
-from dmconfig.trust import code_notes, moving_revisions, unpinned
+from dmconfig.trust import code_notes, indexed_sources, moving_revisions, unpinned
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -44,16 +57,21 @@ class Checked:
     notes: tuple[str, ...] = ()
 
     def call_of(self, pipeline: str) -> dict[str, Argument]:
-        """Return the arguments that the file gives to the call of one of its pipelines.
+        """Return the arguments that the file gives to the call of one of its pipelines: see ``Assembly.call_of``."""
+        return self.assembly.call_of(self.spec, pipeline)
 
-        Of another than the first: its own, and those of the first that its class takes.
+    def pipeline_named(self, name: str | None) -> str:
+        """Return the pipeline that ``--pipeline`` asks for, of those in the file; None is the first.
+
+        Raises: SpecError: there is none of that name.
         """
-        first = arguments_at(("call",), self.spec.call)
-        if pipeline == PIPELINE:
-            return first
-        taken = {SEED, *(parameter.name for parameter in self.assembly.facts_of(pipeline).call)}
-        own = arguments_at(("pipelines", pipeline, "call"), self.spec.pipelines[pipeline].call)
-        return {**{name: argument for name, argument in first.items() if name in taken}, **own}
+        known = [PIPELINE, *self.spec.pipelines]
+        if name is None or name in known:
+            return name or PIPELINE
+        meant = nearest(name, known)
+        fix = f"did you mean {meant!r}?" if meant else f"it has: {', '.join(known)}"
+        what = f"the file has no pipeline {name!r}"
+        raise SpecError([Problem(code=Code.BAD_COMMAND_LINE, what=what, fix=fix, origin="--pipeline")])
 
 
 def resolve_file(
@@ -78,6 +96,7 @@ def check_file(
     overlays: Files = (),
     profile: str | None = None,
     ask_hub: bool = False,
+    with_configs: bool = False,
 ) -> Checked:
     """Return the spec in file with all of its layers, after every rule that needs no machine and no weights.
 
@@ -87,6 +106,7 @@ def check_file(
         overlays: files over the file.
         profile: the profile to use; None: the one that ``DMCONFIG_PROFILE`` names, if any.
         ask_hub: whether the hub may be asked what a pipeline is made of that nothing is known of here.
+        with_configs: whether it is also asked for the configs of all components, for a rehearsal.
 
     Raises: DocumentError, ResolveError, SpecError: all problems of the first phase that has any, and those of later
         ones that do not follow from them.
@@ -104,12 +124,24 @@ def check_file(
     except SpecError as error:
         raise told_with_rest(error, resolved) from None
     if ask_hub:
-        from dmconfig.fetch import fetch_indexes
+        from dmconfig.fetch import fetch_indexes, file_headers
 
         if problems := [*moving_revisions(resolved, spec)]:
             raise SpecError(problems)  # before anything is fetched at one
-        fetch_indexes(resolved, spec)
+        headers = file_headers()
+        fetch_indexes(resolved, spec, headers, with_configs=with_configs)
+        return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec, _if_answered(headers)))
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
+
+
+def _if_answered(headers: FileHeaders) -> FileHeaders:
+    """Headers that are not known where the hub does not give them: measuring, or fetching, tells why."""
+
+    def of(source: Source) -> Any:
+        with contextlib.suppress(BuildError):
+            return headers(source)
+
+    return of
 
 
 def check_profiles(
@@ -161,9 +193,10 @@ def plan_for(
     hub = _hub_headers() if ask_hub else None
     footprints = measure(resolved, assembly, hub)
     layouts = lay_out_split(resolved, spec, assembly, footprints, hub)
-    remarks = unpinned(spec) if to_load else ()
+    remarks = unpinned(spec, indexed_sources(spec, assembly)) if to_load else ()
     own = (*variant_notes(assembly), *change_notes(assembly), *cast_notes(footprints), *dtype_notes(assembly))
-    notes = (*checked.notes, *code_notes(assembly), *own, *remarks)
+    told = (*code_notes(assembly), *left_out_notes(assembly), *order_notes(assembly))
+    notes = (*checked.notes, *told, *own, *remarks)
     return make_plan(resolved, spec, assembly, footprints, inventory, layouts=layouts, notes=notes)
 
 
@@ -194,7 +227,9 @@ def plan_of(checked: Checked, ask_hub: bool, spec: Spec, inventory: Inventory) -
 
 def _hub_headers() -> Headers:
     """Headers on the hub, each asked for once."""
-    from dmconfig.fetch import remote_tensors
+    from dmconfig.fetch import file_headers, is_gated, remote_tensors
+
+    of_file = file_headers()
 
     @functools.cache
     def of(repo: str, revision: str | None, folder: str, library: str, variant: str | None) -> Any:
@@ -202,10 +237,17 @@ def _hub_headers() -> Headers:
 
     def headers(component: Component) -> Any:
         source = component.source
-        if source.hub_id is None or component.is_single_file:
+        if component.is_single_file:
+            return of_file(source)
+        if source.hub_id is None:
             return None
         where = (source.hub_id, source.revision, _folder_in_repository(component), component.library)
-        found = of(*where, component.variant)
+        try:
+            found = of(*where, component.variant)
+        except BuildError as error:
+            if is_gated(error) and find_pipeline(source.hub_id) is not None:
+                return None  # its figures are in the catalogue, as the plan says
+            raise
         plain = found is None and component.variant is not None and not component.variant_required
         return of(*where, None) if plain else found
 

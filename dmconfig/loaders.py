@@ -8,15 +8,15 @@ from a single file too. In which dtype is the plan's to say.
 from __future__ import annotations
 
 import copy
-import importlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmconfig.assembly import Component
+from dmconfig.assembly import Component, Made
 from dmconfig.checkpoint import loads_from_single_file, part_of, read_single_file
-from dmconfig.footprint import fp32_patterns, kept_in_fp32
+from dmconfig.facts import PipelineFacts
+from dmconfig.footprint import fp32_patterns, import_library, kept_in_fp32
 from dmconfig.importing import import_class
 from dmconfig.measure import component_weights, config_folder_of, stored_dtype
 from dmconfig.plan import Assignment
@@ -32,15 +32,47 @@ def class_of(component: Component) -> Any:
     """
     if component.code is not None:
         return import_class(component.code)
-    if component.library in ("diffusers", "transformers"):
-        return getattr(importlib.import_module(component.library), component.class_name)
-    package = importlib.import_module(f"diffusers.pipelines.{component.library}")
-    return getattr(package, component.class_name)
+    return getattr(import_library(component.library), component.class_name)
 
 
 def pipeline_class(class_name: str, code: OwnCode | None) -> Any:
     """Return the class of a pipeline: of diffusers, or in code that the file grants, which is run then."""
-    return getattr(importlib.import_module("diffusers"), class_name) if code is None else import_class(code)
+    return getattr(import_library("diffusers"), class_name) if code is None else import_class(code)
+
+
+def make_pipeline(
+    facts: PipelineFacts,
+    settings: Mapping[str, Any],
+    parts: Mapping[str, Any],
+    made: Iterable[Made] = (),
+    *,
+    code: OwnCode | None = None,
+) -> Any:
+    """Return a pipeline of its class on its components.
+
+    A modular pipeline makes those that its blocks make, and is given the others; ``made`` are those that it makes
+    otherwise than its blocks say. Where the class is ``code`` that the file grants, that is run.
+    """
+    cls = pipeline_class(facts.class_name, code)
+    if facts.blocks is None:
+        return cls(**settings, **parts)
+    blocks = getattr(import_library("diffusers"), facts.blocks)()
+    pipe = cls(blocks=blocks, modular_config_dict=dict(settings))
+    pipe.update_components(**{name: part for name, part in parts.items() if part is not None})
+    pipe.update_components(**{each.name: _made(pipe, each) for each in made})
+    return pipe
+
+
+def _made(pipe: Any, made: Made) -> Any:
+    """A component that blocks make, of another class or with other values than theirs."""
+    import diffusers
+    from diffusers import ComponentSpec
+
+    there = getattr(pipe, made.name)
+    cls = getattr(diffusers, made.class_name) if made.class_name else type(there)
+    before = {name: value for name, value in there.config.items() if not name.startswith("_")}
+    config = {**before, **made.config} if cls is type(there) else dict(made.config)
+    return ComponentSpec(made.name, cls, config=config, default_creation_method="from_config").create()
 
 
 def load_other(cls: Any, component: Component) -> Any:

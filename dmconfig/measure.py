@@ -10,7 +10,7 @@ from typing import Any
 from dmconfig.adapters import adapter_notes, additions_of
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
-from dmconfig.checkpoint import part_of, read_single_file
+from dmconfig.checkpoint import part_of, tensors_of
 from dmconfig.configs import config_folder
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError
 from dmconfig.footprint import (
@@ -43,8 +43,10 @@ AUTO = "auto"
 _VARIANTS = {"fp16": "float16", "bf16": "bfloat16"}
 """The dtype of published variants; the catalogue's figures are of plain weights."""
 
+_ASK = "plan with --hub, which asks the hub for the headers alone, or load it once, which downloads what it needs"
+
 Headers = Callable[[Component], Sequence[TensorInfo] | None]
-"""The tensors of a component's weights where they are, or None where there are none."""
+"""The tensors of the weights that a component is in, where they are, or None where there are none."""
 
 
 def measure(resolved: Resolved, assembly: Assembly, hub: Headers | None = None) -> Mapping[str, Footprint]:
@@ -184,7 +186,7 @@ def _known_layout(component: Component, size: Footprint, hub: Headers | None) ->
         return layout_of_tensors(sizes, order=component.facts.members, can_split=can_split)
     if component.home.hub_id is None:
         return None
-    return packaged_layout(component.home.hub_id, component.name, component.class_name, size.dtype)
+    return packaged_layout(component.home.hub_id, component.name_there, component.class_name, size.dtype)
 
 
 def known_by_config(component: Component, dtype: str) -> Layout | None:
@@ -244,7 +246,7 @@ def config_folder_of(component: Component) -> Path | None:
     if component.folder is not None:
         return component.folder
     packaged = config_folder(component.home.hub_id) if component.home.hub_id else None
-    folder = packaged / (component.subfolder or component.name) if packaged else None
+    folder = packaged / component.name_there if packaged else None
     return folder if folder is not None and folder.is_dir() else None
 
 
@@ -253,12 +255,12 @@ def config_of_authors(component: Component) -> Mapping[str, Any]:
 
     Raises: SourceError: it, or the file of weights, is not on this machine.
     """
-    original, file = component.original_config, component.source.path
-    if original is None or original.values is None or file is None:
+    original = component.original_config
+    tensors = () if component.source.is_pickle else tensors_of(component.source)  # a pickle is not opened to look
+    if original is None or original.values is None or tensors is None:
         what = f"the config of {component.name!r} ({component.class_name}) cannot be made here"
-        why = "it is made from its original_config and the header of its weights, and not both are on this machine"
+        why = "it is made from its original_config and the header of its weights, and not both are known here"
         raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, why=why, path=component.path)])
-    tensors = () if component.source.is_pickle else read_single_file(file)  # a pickle is not opened to look
     return mapped_config(original.values, tensors, component.facts.ancestors)
 
 
@@ -299,14 +301,13 @@ def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] 
 
 
 def single_file_tensors(component: Component) -> Sequence[TensorInfo] | None:
-    """Return what of a single file is a component's; None where it is not here, or cannot be looked into.
+    """Return what of a single file is a component's; None where it is not known, or cannot be looked into.
 
     Raises: SourceError: the file is damaged.
     """
-    file = component.source.path
-    if file is None or component.source.is_pickle:
+    tensors = tensors_of(component.source)
+    if tensors is None:
         return None
-    tensors = read_single_file(file)
     return part_of(component.name, component.facts, tensors) or tensors
 
 
@@ -375,11 +376,23 @@ def _refuse_to_run(component: Component, question: str) -> None:
 
 def _as_stored(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
     dtype = None if component.dtype == AUTO else component.dtype
+    if component.is_single_file and hub is not None and not _is_known(component.source):
+        component = replace(component, source=replace(component.source, told=_told_by(hub, component)))
     if component.source.is_gguf:
         return _from_gguf(component, resolved)
     if component.is_single_file:
         return _from_single_file(component, resolved, dtype)
     return _from_folder(component, resolved, hub, dtype)
+
+
+def _is_known(source: Source) -> bool:
+    """Whether a file is here, or the hub has told what it holds."""
+    return source.path is not None or source.told is not None
+
+
+def _told_by(hub: Headers, component: Component) -> tuple[TensorInfo, ...] | None:
+    tensors = hub(component)
+    return tuple(tensors) if tensors is not None else None
 
 
 def _from_folder(component: Component, resolved: Resolved, hub: Headers | None, dtype: str | None) -> Footprint:
@@ -396,8 +409,7 @@ def _from_folder(component: Component, resolved: Resolved, hub: Headers | None, 
         return replace(size, needs_cast=True) if files is not None and files.is_pickle else size
     what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
     why = f"its part of {component.source.text} is not in the local hub cache, and dmconfig has no figures for it"
-    fix = "plan with --hub, which asks the hub for the headers alone, or load it once, which downloads what it needs"
-    raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
+    raise SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=_ASK)])
 
 
 def _from_single_file(component: Component, resolved: Resolved, dtype: str | None) -> Footprint:
@@ -428,15 +440,14 @@ def _size_on_meta(component: Component, dtype: str) -> Footprint:
 
 def _unknown_size(component: Component, resolved: Resolved, why: str) -> SourceError:
     what = f"how large {component.name!r} ({component.class_name}) is cannot be known here"
-    fix = "load it once with load_from_yaml or dmconfig run, which downloads what it needs"
-    return SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=fix)])
+    return SourceError([resolved.problem(Code.SIZES_UNKNOWN, component.path, what, why=why, fix=_ASK)])
 
 
 def _from_gguf(component: Component, resolved: Resolved) -> Footprint:
-    """The size of what a GGUF file holds; of one that is not here nothing is known, for the weights are quantised."""
-    if component.source.path is None:
+    """The size of what a GGUF file holds; of an unknown one nothing can be said, for the weights are quantised."""
+    tensors = tensors_of(component.source)
+    if tensors is None:
         raise _unknown_size(component, resolved, f"{component.source.text} is not on this machine")
-    tensors = read_single_file(component.source.path)
     refused = sorted({tensor.dtype for tensor in tensors} - LOADABLE_TYPES)
     if refused:
         what = f"{component.source.text} has tensors of ggml type {', '.join(refused)}, which diffusers does not load"
@@ -450,7 +461,7 @@ def _from_gguf(component: Component, resolved: Resolved) -> Footprint:
         stored_dtype=stored,
         needs_cast=True,
         comes_whole=True,
-        measured_from="weights",
+        measured_from="weights" if component.source.path is not None else "hub",
         **group_sizes(sizes),
     )
 
@@ -484,7 +495,7 @@ def _patterns(component: Component, dtype: str) -> tuple[str, ...]:
 
 def _from_catalogue(component: Component, dtype: str | None) -> Footprint | None:
     known = find_pipeline(component.home.hub_id) if component.home.hub_id else None
-    part = known.component(component.name) if known else None
+    part = known.component(component.name_there) if known else None
     size = part.footprint(dtype) if part and part.class_name == component.class_name else None
     stored = _VARIANTS.get(component.variant or "")
     if size is None or stored is None:

@@ -82,8 +82,9 @@ def _sequences(result: Any) -> list[list[Any]]:
     """The result as one list of PIL pictures per still (of one picture) or film."""
     if (images := getattr(result, "images", None)) is not None:
         return [[picture] for picture in _pictures(images)]
-    if (frames := getattr(result, "frames", None)) is not None:
-        return [_pictures(film) for film in frames]
+    for name in ("frames", "videos"):  # modular pipelines say videos
+        if (films := getattr(result, name, None)) is not None:
+            return [_pictures(film) for film in films]
     return []
 
 

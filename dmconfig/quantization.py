@@ -226,6 +226,14 @@ def missing_backends(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
             yield resolved.problem(Code.PACKAGE_MISSING, ("quantization", name), what, fix=fix)
 
 
+def missing_gguf(resolved: Resolved, assembly: Assembly) -> Iterator[Problem]:
+    """Yield a problem per component of a GGUF file where the package that reads such files is not installed here."""
+    for component in assembly.loaded:
+        if component.source.is_gguf and not _is_installed("gguf"):
+            what = f"loading {component.name} from {component.source.text} takes gguf, which is not installed"
+            yield resolved.problem(Code.PACKAGE_MISSING, component.path, what, fix="pip install gguf")
+
+
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None

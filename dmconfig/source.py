@@ -18,8 +18,15 @@ from typing import Any
 from dmconfig.catalog import find_pipeline, known_ids
 from dmconfig.configs import config_folder
 from dmconfig.errors import Code, Problem, SourceError, nearest
+from dmconfig.paths import ConfigPath
+from dmconfig.weights import TensorInfo
 
 INDEX_FILE = "model_index.json"
+MODULAR_INDEX_FILE = "modular_model_index.json"
+BLOCKS_FILE = "modular_config.json"
+"""Where a repository names blocks of its own code."""
+INDEX_FILES = (INDEX_FILE, MODULAR_INDEX_FILE)
+MODEL_CARD = "README.md"
 CONFIG_FILES = ("config.json", "scheduler_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 SINGLE_FILES = (".safetensors", ".gguf")
@@ -28,6 +35,9 @@ PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
 NO_CODE = "classes are taken from the installed diffusers and transformers; code of a repository is not run"
 """Why a class of another package is refused. Code beside a config, which may be granted, is ``remote_code``'s."""
+
+_ANY_MODEL = frozenset({"AutoModel", "ModelMixin", "PreTrainedModel"})
+"""Classes in the index of a modular pipeline that leave it to the model's own config which one it is."""
 
 MAX_JSON_BYTES = 1 << 24
 """More than any index or config takes: the largest published ones have some 100 kB."""
@@ -44,7 +54,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class Source:
     """A local folder, or a hub id with the folder of its snapshot when that is on this machine.
 
-    ``file`` names one file of weights in it, where that is the source. ``local_only``: the hub is not asked for it.
+    ``file`` names one file of weights in it, where that is the source; ``told`` is what the hub says it holds, where it
+    was asked. ``local_only``: the hub is not asked for it.
     """
 
     text: str
@@ -53,6 +64,7 @@ class Source:
     revision: str | None = None
     file: str | None = None
     local_only: bool = False
+    told: tuple[TensorInfo, ...] | None = field(default=None, repr=False)
 
     @property
     def path(self) -> Path | None:
@@ -72,23 +84,43 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a component is, if not where all others are: in a source (None: in the pipeline's), and where in that.
+
+    ``path`` is where the file names that source; None: the pipeline's own index, or its model card, names it.
+    """
+
+    source: str | None = None
+    subfolder: str | None = None
+    revision: str | None = None
+    variant: str | None = None
+    path: ConfigPath | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One component as an index names it: its library and class."""
+    """One component as an index names it: its library and class, and where it is, if not where all others are.
+
+    The index of a modular pipeline may leave library and class open: they are empty then.
+    """
 
     library: str
     class_name: str
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineIndex:
     """What a pipeline says is in it: its class, its components (None where it leaves one out), its other settings.
 
-    ``module`` is the file of Python beside the index that has the class, where it is none of diffusers.
+    ``blocks`` is the class of a modular pipeline's blocks, as its index names it. ``module`` is the file of Python
+    beside the index that has the class, where it is none of diffusers.
     """
 
     class_name: str
     entries: Mapping[str, Entry | None]
     config: Mapping[str, Any] = field(default_factory=dict)
+    blocks: str | None = None
     module: str | None = None
 
 
@@ -153,13 +185,23 @@ def repository_of(text: str) -> str | None:
     return named[1] if named else None
 
 
-def read_index(source: Source) -> PipelineIndex:
+def is_hub_source(text: str) -> bool:
+    """Tell whether text names something on the hub: a repository, or a file in one."""
+    return not is_local(text) and bool(_HUB_ID.fullmatch(text) or _HUB_FILE.fullmatch(text))
+
+
+def read_index(source: Source, *, modular: bool = False) -> PipelineIndex:
     """Return what the pipeline at source says is in it; for a hub id not on this machine, from the catalogue.
 
-    Raises: SourceError: no pipeline is there, its index is damaged, or it is on the hub and not known here.
+    Where a folder has both kinds of index, ``modular`` takes that of a modular pipeline.
+
+    Raises: SourceError: no pipeline is there, its index is damaged, or it is on the hub and not known here; or a
+        modular pipeline's index says that a component is at a path of somebody's machine.
     """
-    if source.folder is not None and (source.hub_id is None or (source.folder / INDEX_FILE).is_file()):
-        return _index_in(source.folder)
+    if source.folder is not None and (source.hub_id is None or _has_index(source.folder)):
+        first, second = (MODULAR_INDEX_FILE, INDEX_FILE) if modular else INDEX_FILES
+        name = first if (source.folder / first).is_file() or not (source.folder / second).is_file() else second
+        return _modular_index_in(source.folder) if name == MODULAR_INDEX_FILE else _index_in(source.folder)
     known = find_pipeline(source.text)
     if known is None:
         raise _unknown_here(source)
@@ -171,9 +213,13 @@ def read_index(source: Source) -> PipelineIndex:
 
 def is_whole_pipeline(source: Source) -> bool:
     """Tell whether a source is a pipeline, as far as this machine knows, rather than a single model."""
-    if source.folder is not None and (source.folder / INDEX_FILE).is_file():
+    if source.folder is not None and _has_index(source.folder):
         return True
     return source.folder is None and source.hub_id is not None and find_pipeline(source.hub_id) is not None
+
+
+def _has_index(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in INDEX_FILES)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -227,7 +273,7 @@ def _local(text: str, folder: Path) -> Source:
 
 
 def _local_file(text: str, path: Path) -> Source:
-    if path.name == INDEX_FILE:
+    if path.name in INDEX_FILES:
         raise _error(
             Code.SOURCE_NOT_FOUND, f"{text} is the index of a pipeline", fix=f"write its folder: {path.parent}"
         )
@@ -255,13 +301,7 @@ def _index_in(folder: Path) -> PipelineIndex:
         why = f"a pipeline's folder has a {INDEX_FILE}"
         raise _error(Code.NOT_A_PIPELINE, f"{folder} is not a pipeline: it has no {INDEX_FILE}", why=why)
     index = read_json(file)
-    match index.get("_class_name"):
-        case str() as class_name:
-            module = None
-        case [str() as module, str() as class_name] if re.fullmatch(r"\w+", module):
-            pass
-        case _:
-            raise _error(Code.NOT_A_PIPELINE, f"{file} does not name a pipeline class (_class_name)")
+    class_name, module = _class_named(index, file)
     entries: dict[str, Entry | None] = {}
     config: dict[str, Any] = {}
     for name, value in index.items():
@@ -275,6 +315,101 @@ def _index_in(folder: Path) -> PipelineIndex:
             case _:
                 config[name] = value
     return PipelineIndex(class_name=class_name, entries=entries, config=config, module=module)
+
+
+def _class_named(index: Mapping[str, Any], file: Path) -> tuple[str, str | None]:
+    """Return the pipeline class of an index, and the file of Python beside it that has it, if it is in one."""
+    match index.get("_class_name"):
+        case str() as class_name:
+            return class_name, None
+        case [str() as module, str() as class_name] if re.fullmatch(r"\w+", module):
+            return class_name, module
+        case _:
+            raise _error(Code.NOT_A_PIPELINE, f"{file} does not name a pipeline class (_class_name)")
+
+
+def _modular_index_in(folder: Path) -> PipelineIndex:
+    """Return what the index of a modular pipeline says.
+
+    Source: diffusers modular_pipelines/modular_pipeline.py (ModularPipeline.__init__, _is_local_component): a
+    component whose files are in the folder is taken from there, wherever the index has it.
+    """
+    _refuse_blocks_of_its_own(folder)
+    file = folder / MODULAR_INDEX_FILE
+    index = read_json(file)
+    entries: dict[str, Entry | None] = {}
+    config: dict[str, Any] = {}
+    for name, value in index.items():
+        match value:
+            case [_, _, dict() as loading]:
+                entries[name] = _modular_entry(name, loading, folder)
+            case _ if not name.startswith("_"):
+                config[name] = value
+    blocks = index.get("_blocks_class_name")
+    class_name, module = _class_named(index, file)
+    if module is not None:
+        what = f"{file} asks for a modular pipeline's class out of the repository's own code"
+        fix = "name a class of the installed diffusers under pipeline.class"
+        raise _error(Code.CODE_NOT_TRUSTED, what, why=NO_CODE, fix=fix)
+    return PipelineIndex(
+        class_name=class_name,
+        entries=entries,
+        config=config,
+        blocks=blocks if isinstance(blocks, str) else None,
+    )
+
+
+def _refuse_blocks_of_its_own(folder: Path) -> None:
+    file = folder / BLOCKS_FILE
+    if file.is_file() and "auto_map" in read_json(file):
+        what = f"{file} asks for blocks out of the repository's own code"
+        fix = "use a copy without it, whose modular_model_index.json names blocks of diffusers"
+        raise _error(Code.CODE_NOT_TRUSTED, what, why=NO_CODE, fix=fix)
+
+
+def _modular_entry(name: str, loading: Mapping[str, Any], folder: Path) -> Entry | None:
+    """One component of a modular pipeline's index: None where it says not where it is, or not of which class.
+
+    Those without a class are what the pipeline lacked when it was saved, whatever place stands beside.
+    """
+    hint = loading.get("type_hint")
+    library, class_name = hint if isinstance(hint, list) and len(hint) == 2 else (None, None)
+    if class_name is None:
+        return None
+    library, class_name = (None, None) if class_name in _ANY_MODEL else (library, class_name)
+    text = loading.get("pretrained_model_name_or_path") or loading.get("repo")
+    given = {key: loading.get(key) for key in ("subfolder", "revision", "variant")}
+    subfolder, revision, variant = (value if isinstance(value, str) and value else None for value in given.values())
+    if subfolder is not None and _is_there(folder, subfolder):
+        own = subfolder if subfolder != name else None
+        place = Place(subfolder=own, variant=variant) if own or variant else None
+    elif not isinstance(text, str):
+        return None
+    else:
+        place = Place(source=text, subfolder=subfolder, revision=revision, variant=variant)
+    return Entry(library=str(library or ""), class_name=str(class_name or ""), place=place)
+
+
+def _is_there(folder: Path, subfolder: str) -> bool:
+    """Tell whether a component's files are in a folder of the pipeline."""
+    inner = folder / subfolder
+    return ".." not in Path(subfolder).parts and any((inner / config).is_file() for config in CONFIG_FILES)
+
+
+def connected_pipeline(folder: Path, prefix: str) -> str | None:
+    """Return the pipeline that the model card of a pipeline names for components with a prefix, or None.
+
+    Source: diffusers pipelines/pipeline_loading_utils.py (_update_init_kwargs_with_connected_pipeline). Of the card's
+    head, which is YAML, no more is read than the first entry of the list under that key.
+    """
+    card = folder / MODEL_CARD
+    try:
+        text = card.read_text(encoding="utf-8") if card.is_file() and card.stat().st_size < MAX_JSON_BYTES else ""
+    except (OSError, ValueError):
+        return None
+    head = text.partition("---\n")[2].partition("\n---")[0] if text.startswith("---\n") else ""
+    listed = re.search(rf"^{re.escape(prefix)}:\s*(?:\[\s*|\n\s*-\s+)([^\s,\]]+)", head, re.MULTILINE)
+    return listed.group(1).strip("\"'") if listed else None
 
 
 def find_snapshot(hub_id: str, revision: str | None) -> Path | None:

@@ -260,6 +260,31 @@ class CustomPipelineSpec(Model):
     )
 
 
+class ConnectedPipelineSpec(Model):
+    """A pipeline that is part of another: where its components come from."""
+
+    source: str = Field(
+        description="Folder or hub id of the connected pipeline, written as pipeline.source.",
+        examples=["kandinsky-community/kandinsky-2-2-prior", "./models/prior"],
+    )
+    revision: str | None = Field(None, description=REVISION, examples=[COMMIT])
+
+
+class ConnectedSpec(Model):
+    """The pipelines that a class is made of beside its source, by the prefix of their components."""
+
+    prior: ConnectedPipelineSpec | None = Field(
+        None,
+        description="The pipeline whose components are called prior_...: prior_text_encoder is its text_encoder.",
+        examples=[{"source": "kandinsky-community/kandinsky-2-2-prior"}],
+    )
+
+    @property
+    def named(self) -> dict[str, ConnectedPipelineSpec]:
+        """Those that the file names."""
+        return {} if self.prior is None else {"prior": self.prior}
+
+
 class PipelineSpec(Model):
     """The pipeline: where it comes from and what holds for all of its components."""
 
@@ -302,6 +327,12 @@ class PipelineSpec(Model):
         description="Pipeline class of diffusers; with custom_pipeline, the class in its file, where that has several. "
         "Default: the one the source names.",
         examples=["StableDiffusionXLPipeline"],
+    )
+    connected: ConnectedSpec = Field(
+        default_factory=ConnectedSpec,
+        description="For a class that is made of several pipelines, such as KandinskyV22CombinedPipeline: where the "
+        "others come from. Default: as the source's README.md says.",
+        examples=[{"prior": {"source": "kandinsky-community/kandinsky-2-2-prior"}}],
     )
     variant: str | None = Field(
         None, description="Weights variant, e.g. fp16 for model.fp16.safetensors.", examples=["fp16"]

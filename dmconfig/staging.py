@@ -29,34 +29,42 @@ def rehearse_file(
     settings: Settings,
     *,
     tries_remedies: bool = False,
+    ask_hub: bool = False,
 ) -> Rehearsal:
     """Return the rehearsal of a file on a machine; where it does not fit, with what may help.
 
-    With ``tries_remedies`` each of these is rehearsed too.
+    With ``tries_remedies`` each of these is rehearsed too; with ``ask_hub`` sizes may come from the hub.
 
-    Raises: DMConfigError: as ``check``, ``plan_for`` and ``rehearse``.
+    Raises: SpecError: the file has no such pipeline. DMConfigError: as ``check``, ``plan_for`` and ``rehearse``.
     """
     checked = check(overrides)
-    rehearsal = _rehearsed(checked, inventory, settings)
+    checked.pipeline_named(settings.pipeline)
+    rehearsal = _rehearsed(checked, inventory, settings, ask_hub=ask_hub)
     from dmconfig.rehearse.remedies import changes, remedies
 
     def trial(keys: Mapping[str, Any], changed: Settings) -> Rehearsal:
-        return _rehearsed(check(_with_keys(overrides, keys)), inventory, changed)
+        return _rehearsed(check(_with_keys(overrides, keys)), inventory, changed, ask_hub=ask_hub)
 
     found = changes(script_of(checked), rehearsal, settings)
     return replace(rehearsal, remedies=remedies(found, trial if tries_remedies else None))
 
 
 def sweep_machines(
-    checked: Checked, inventories: Iterable[Inventory], grid: Iterable[tuple[int, int]], settings: Settings
+    checked: Checked,
+    inventories: Iterable[Inventory],
+    grid: Iterable[tuple[int, int]],
+    settings: Settings,
+    *,
+    ask_hub: bool = False,
 ) -> dict[str, list[Tried]]:
     """Return what becomes of every setting of a grid of sizes and batches, by machine; see ``sweep``.
 
-    Raises: DMConfigError: as ``sweep``.
+    Raises: SpecError: the file has no such pipeline. DMConfigError: as ``sweep``.
     """
+    checked.pipeline_named(settings.pipeline)
     from dmconfig.rehearse.sweeping import sweep
 
-    pairs, planner = [*grid], functools.partial(plan_of, checked, False)
+    pairs, planner = [*grid], functools.partial(plan_of, checked, ask_hub)
     return {
         inventory.name: [*sweep(script_of(checked), planner, inventory, pairs, settings)] for inventory in inventories
     }
@@ -67,8 +75,8 @@ def script_of(checked: Checked) -> Script:
     return Script(resolved=checked.resolved, spec=checked.spec, assembly=checked.assembly)
 
 
-def _rehearsed(checked: Checked, inventory: Inventory, settings: Settings) -> Rehearsal:
-    plan = plan_for(checked, inventory, settings=settings)
+def _rehearsed(checked: Checked, inventory: Inventory, settings: Settings, *, ask_hub: bool = False) -> Rehearsal:
+    plan = plan_for(checked, inventory, ask_hub=ask_hub, settings=settings)
     with gc_paused():  # torch and the libraries above it: a second of it is the collector's
         from dmconfig.rehearse.apart import apart
         from dmconfig.rehearse.rehearsal import rehearse

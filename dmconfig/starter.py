@@ -19,7 +19,7 @@ from dmconfig.load import Checked, plan_for
 from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Part, Plan, Residency
 from dmconfig.resolve import resolve
-from dmconfig.source import INDEX_FILE
+from dmconfig.source import INDEX_FILES
 from dmconfig.spec import DEFAULT_RESERVE, SCHEMA_VERSION, validate_spec
 from dmconfig.units import format_bytes, format_seconds
 from dmconfig.writing import as_yaml
@@ -100,7 +100,7 @@ def _leads_to(plan: Plan, text: str, file: Path, machine: Inventory, *, ask_hub:
 def _source_text(source: str, file: Path) -> str:
     """The source as the file has to write it: a folder relative to it, or a hub id."""
     given = Path(source).expanduser()
-    folder = given.parent if given.name == INDEX_FILE else given
+    folder = given.parent if given.name in INDEX_FILES else given
     if not folder.is_dir() and not source.startswith((".", "/", "~")):
         return source
     relative = Path(os.path.relpath(folder, file.absolute().parent)).as_posix()

@@ -6,7 +6,7 @@ granted, or not, where a class is taken from it (``remote_code``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from dmconfig.assembly import Assembly, Component
@@ -43,6 +43,9 @@ def hub_references(spec: Spec) -> Iterator[tuple[ConfigPath, str, str | None]]:
     custom = spec.pipeline.custom_pipeline
     if custom is not None and "/" in custom.source and not is_local(custom.source):
         yield ("pipeline", "custom_pipeline", "source"), custom.source, custom.revision
+    for prefix, connected in spec.pipeline.connected.named.items():
+        if not is_local(connected.source):
+            yield ("pipeline", "connected", prefix, "source"), connected.source, connected.revision
     for path, adapter in spec.adapters.all:
         if not is_local(adapter.source):
             yield (*path, "source"), adapter.source, adapter.revision
@@ -72,9 +75,40 @@ def moving_revisions(resolved: Resolved, spec: Spec) -> Iterator[Problem]:
             yield resolved.problem(Code.MOVING_REVISION, path, what, fix=_PIN)
 
 
-def unpinned(spec: Spec) -> Iterator[str]:
-    """Yield a remark on hub ids without a revision, where the spec does not say that they may move."""
+def moving_places(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterator[Problem]:
+    """What holds for the sources that the file names holds for those that an index or a model card names."""
+    for component in _placed_by_index(spec, assembly):
+        source, name = component.source, component.name
+        if spec.allow_moving_revision or (source.revision is None and spec.allow_moving_revision is None):
+            continue
+        at = f"revision {source.revision} of {source.text}" if source.revision else source.text
+        what = f"the pipeline's source has {name!r} in {at}, which is no commit, so what it names may change"
+        fix = f"give components.{name} that source, with a subfolder and a revision, or add allow_moving_revision: true"
+        yield resolved.problem(Code.MOVING_REVISION, component.path, what, fix=fix)
+
+
+def _placed_by_index(spec: Spec, assembly: Assembly) -> Iterator[Component]:
+    """Components in repositories of the hub that the file does not name, at no commit."""
+    named = {text for _, text, _ in hub_references(spec)}
+    for component in assembly.loaded:
+        source = component.source
+        is_told = source is assembly.source or source.text in named or component.is_single_file
+        if source.hub_id is not None and not is_told and not is_commit(source.revision):
+            yield component
+
+
+def indexed_sources(spec: Spec, assembly: Assembly) -> Iterator[str]:
+    """Yield the hub ids at no commit that an index or a model card names, and the file does not."""
+    yield from (component.source.text for component in _placed_by_index(spec, assembly))
+
+
+def unpinned(spec: Spec, indexed: Iterable[str] = ()) -> Iterator[str]:
+    """Yield a remark on hub ids without a revision, where the spec does not say that they may move.
+
+    ``indexed`` are those that the spec does not name.
+    """
     texts = dict.fromkeys(text for _, text, revision in hub_references(spec) if revision is None)
+    texts |= dict.fromkeys(indexed)
     if texts and spec.allow_moving_revision is None:
         named = ", ".join(texts)
         yield f"not pinned, so what it names may change: {named} (dmconfig pin writes the commit into the file)"
@@ -154,7 +188,7 @@ def _needless_original_configs(resolved: Resolved, spec: Spec, assembly: Assembl
     for path, section in sections:
         at: ConfigPath = (*path, "original_config")
         if section.original_config is not None and at not in used and not failed:
-            what = "original_config is for weights in one file, and this source is none"
+            what = "original_config is for one file of weights that is no GGUF, and this source is none"
             fix = f"remove the line; it is for: {', '.join(known_classes())}"
             yield resolved.problem(Code.BAD_ORIGINAL_CONFIG, at, what, fix=fix, key=True)
 

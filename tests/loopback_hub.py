@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from huggingface_hub import constants, file_download
 
 
 @dataclass(kw_only=True)
@@ -96,23 +95,22 @@ def serve() -> Iterator[Hub]:
         thread.join()
 
 
-@contextlib.contextmanager
-def connected(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Hub]:
-    """Run a hub that this process's client asks: with an empty cache in home, no token, no waiting between tries."""
-    with serve() as hub:
-        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("HF_HOME", str(home))
-        # the client read its settings when it was imported
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        for module in (constants, file_download):  # the latter has a copy of it before version 1
-            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home.parent / "no-token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(time, "sleep", lambda seconds: None)
-        yield hub
+def ask(hub: Hub, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Have the real client ask this hub alone, with an empty cache, no token and no waiting between its tries."""
+    from huggingface_hub import constants, file_download
+
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(home))
+    # the client read its settings when it was imported
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    for module in (constants, file_download):  # the latter has a copy of it before version 1
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
 def _files(folder: Path) -> list[Path]:

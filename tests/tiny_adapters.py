@@ -48,10 +48,10 @@ def write_textual_inversion(file: Path, word: str = "<fox>", vectors: int = 2, w
     return _write(file, {word: torch.randn(vectors, width, generator=torch.Generator().manual_seed(3))})
 
 
-def write_textual_inversion_for_two(file: Path, width: int = WIDTH) -> Path:
+def write_textual_inversion_for_two(file: Path, width: int = WIDTH, vectors: int = 1) -> Path:
     """Write a learned word for two encoders, as SDXL has them."""
     generator = torch.Generator().manual_seed(4)
-    return _write(file, {name: torch.randn(1, width, generator=generator) for name in ("clip_l", "clip_g")})
+    return _write(file, {name: torch.randn(vectors, width, generator=generator) for name in ("clip_l", "clip_g")})
 
 
 def write_ip_adapter(file: Path, unet: UNet2DConditionModel) -> Path:

@@ -90,7 +90,7 @@ def write_tiny(kind: str, folder: Path, dtype: str = "float32") -> Path:
         pipe: DiffusionPipeline = _MAKERS[kind](folder / "tokenizers")
         modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
         for module in modules:
-            _fill(module)
+            fill(module)
             module.to(getattr(torch, dtype))
     pipe.save_pretrained(folder)
     _name_as_published(folder / "model_index.json")
@@ -276,7 +276,7 @@ CLASSES: Mapping[str, str] = {
 # Weights
 
 
-def _fill(module: torch.nn.Module) -> None:
+def fill(module: torch.nn.Module) -> None:
     """Give every parameter that a constructor left constant some spread around that constant."""
     with torch.no_grad():
         for parameter in module.parameters():
@@ -290,7 +290,7 @@ def _fill(module: torch.nn.Module) -> None:
 # Tokenizers
 
 
-def _clip_tokenizer(folder: Path) -> CLIPTokenizer:
+def clip_tokenizer(folder: Path) -> CLIPTokenizer:
     """A CLIP tokenizer that knows letters, digits, comma and stop."""
     tokens = [*_CHARACTERS, *(f"{character}</w>" for character in _CHARACTERS), "<|startoftext|>", "<|endoftext|>"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -323,7 +323,7 @@ def _name_as_published(index: Path) -> None:
 # Components
 
 
-def _clip(tokenizer: CLIPTokenizer, *, projected: bool = False) -> CLIPTextModel | CLIPTextModelWithProjection:
+def clip(tokenizer: CLIPTokenizer, *, projected: bool = False) -> CLIPTextModel | CLIPTextModelWithProjection:
     config = CLIPTextConfig(
         vocab_size=len(tokenizer), max_position_embeddings=LENGTH, hidden_size=WIDTH, intermediate_size=37,
         num_hidden_layers=2, num_attention_heads=4, projection_dim=WIDTH, bos_token_id=tokenizer.bos_token_id,
@@ -332,14 +332,14 @@ def _clip(tokenizer: CLIPTokenizer, *, projected: bool = False) -> CLIPTextModel
     return CLIPTextModelWithProjection(config) if projected else CLIPTextModel(config)
 
 
-def _clip_vision_config() -> CLIPVisionConfig:
+def clip_vision_config() -> CLIPVisionConfig:
     return CLIPVisionConfig(
         hidden_size=WIDTH, intermediate_size=37, projection_dim=WIDTH, num_hidden_layers=2, num_attention_heads=4,
         image_size=SIZE, patch_size=8,
     )  # fmt: skip
 
 
-def _clip_image_processor() -> CLIPImageProcessor:
+def clip_image_processor() -> CLIPImageProcessor:
     return CLIPImageProcessor(crop_size={"height": SIZE, "width": SIZE}, size={"shortest_edge": SIZE})
 
 
@@ -386,12 +386,12 @@ _UNET_BLOCKS: dict[str, Any] = {
 
 
 def _sd_parts(tokenizers: Path) -> dict[str, Any]:
-    tokenizer = _clip_tokenizer(tokenizers)
-    vision = _clip_vision_config().to_dict()
+    tokenizer = clip_tokenizer(tokenizers)
+    vision = clip_vision_config().to_dict()
     text = CLIPTextConfig(hidden_size=WIDTH, intermediate_size=37, num_hidden_layers=1, num_attention_heads=4).to_dict()
     return {
         "vae": _vae(4),
-        "text_encoder": _clip(tokenizer),
+        "text_encoder": clip(tokenizer),
         "tokenizer": tokenizer,
         "unet": UNet2DConditionModel(
             sample_size=SIZE // 2, up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), **_UNET_BLOCKS
@@ -400,7 +400,7 @@ def _sd_parts(tokenizers: Path) -> dict[str, Any]:
         "safety_checker": StableDiffusionSafetyChecker(
             CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH)
         ),
-        "feature_extractor": _clip_image_processor(),
+        "feature_extractor": clip_image_processor(),
     }
 
 
@@ -417,7 +417,7 @@ def _controlnet(tokenizers: Path) -> StableDiffusionControlNetPipeline:
 
 
 def _sdxl(tokenizers: Path) -> StableDiffusionXLPipeline:
-    tokenizer = _clip_tokenizer(tokenizers)
+    tokenizer = clip_tokenizer(tokenizers)
     unet = UNet2DConditionModel(
         sample_size=SIZE // 2, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
@@ -427,8 +427,8 @@ def _sdxl(tokenizers: Path) -> StableDiffusionXLPipeline:
     )  # fmt: skip
     return StableDiffusionXLPipeline(
         vae=_vae(4, scaling_factor=0.13025, force_upcast=True),
-        text_encoder=_clip(tokenizer),
-        text_encoder_2=_clip(tokenizer, projected=True),
+        text_encoder=clip(tokenizer),
+        text_encoder_2=clip(tokenizer, projected=True),
         tokenizer=tokenizer,
         tokenizer_2=tokenizer,
         unet=unet,
@@ -438,7 +438,7 @@ def _sdxl(tokenizers: Path) -> StableDiffusionXLPipeline:
 
 
 def _sd3(tokenizers: Path) -> StableDiffusion3Pipeline:
-    tokenizer, t5_tokenizer = _clip_tokenizer(tokenizers), _t5_tokenizer()
+    tokenizer, t5_tokenizer = clip_tokenizer(tokenizers), _t5_tokenizer()
     transformer = SD3Transformer2DModel(
         sample_size=SIZE // 2, patch_size=2, in_channels=16, out_channels=16, num_layers=2, attention_head_dim=8,
         num_attention_heads=4, caption_projection_dim=WIDTH, joint_attention_dim=2 * WIDTH,
@@ -449,9 +449,9 @@ def _sd3(tokenizers: Path) -> StableDiffusion3Pipeline:
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=_vae(16, use_quant_conv=False, use_post_quant_conv=False, scaling_factor=1.5305, shift_factor=0.0609),
-        text_encoder=_clip(tokenizer, projected=True),
+        text_encoder=clip(tokenizer, projected=True),
         tokenizer=tokenizer,
-        text_encoder_2=_clip(tokenizer, projected=True),
+        text_encoder_2=clip(tokenizer, projected=True),
         tokenizer_2=tokenizer,
         text_encoder_3=t5,
         tokenizer_3=t5_tokenizer,
@@ -459,7 +459,7 @@ def _sd3(tokenizers: Path) -> StableDiffusion3Pipeline:
 
 
 def _flux(tokenizers: Path) -> FluxPipeline:
-    tokenizer, t5_tokenizer = _clip_tokenizer(tokenizers), _t5_tokenizer()
+    tokenizer, t5_tokenizer = clip_tokenizer(tokenizers), _t5_tokenizer()
     transformer = FluxTransformer2DModel(
         patch_size=1, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH, axes_dims_rope=[4, 4, 8], guidance_embeds=True,
@@ -470,7 +470,7 @@ def _flux(tokenizers: Path) -> FluxPipeline:
             max_image_seq_len=4096,
         ),
         vae=_vae(4, use_quant_conv=False, use_post_quant_conv=False, scaling_factor=0.3611, shift_factor=0.1159),
-        text_encoder=_clip(tokenizer),
+        text_encoder=clip(tokenizer),
         tokenizer=tokenizer,
         text_encoder_2=_t5(t5_tokenizer),
         tokenizer_2=t5_tokenizer,
@@ -515,7 +515,7 @@ def _ltx(tokenizers: Path) -> LTXPipeline:
 
 
 def _kandinsky22(tokenizers: Path) -> KandinskyV22CombinedPipeline:
-    tokenizer = _clip_tokenizer(tokenizers)
+    tokenizer = clip_tokenizer(tokenizers)
     unet = UNet2DConditionModel(
         sample_size=SIZE // 2, in_channels=4, out_channels=8, block_out_channels=(16, 32), layers_per_block=1,
         down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"), norm_num_groups=8,
@@ -538,13 +538,13 @@ def _kandinsky22(tokenizers: Path) -> KandinskyV22CombinedPipeline:
         ),
         movq=movq,
         prior_prior=prior,
-        prior_image_encoder=CLIPVisionModelWithProjection(_clip_vision_config()),
-        prior_text_encoder=_clip(tokenizer, projected=True),
+        prior_image_encoder=CLIPVisionModelWithProjection(clip_vision_config()),
+        prior_text_encoder=clip(tokenizer, projected=True),
         prior_tokenizer=tokenizer,
         prior_scheduler=UnCLIPScheduler(
             clip_sample_range=5.0, prediction_type="sample", variance_type="fixed_small_log"
         ),
-        prior_image_processor=_clip_image_processor(),
+        prior_image_processor=clip_image_processor(),
     )
 
 

@@ -71,6 +71,12 @@ StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Steps o
 PipelineOption = Annotated[
     str | None, typer.Option("--pipeline", metavar="NAME", help="One of the file's pipelines; default: the first.")
 ]
+HubOption = Annotated[
+    bool,
+    typer.Option(
+        "--hub", help="Ask the hub for headers and configs of what is not on this machine, never for weights."
+    ),
+]
 MachineOption = Annotated[
     str | None,
     typer.Option(

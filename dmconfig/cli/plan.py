@@ -14,6 +14,7 @@ from dmconfig.cli.options import (
     Format,
     FormatOption,
     GpusOption,
+    HubOption,
     MachineOption,
     OverlayOption,
     ProfileOption,
@@ -64,9 +65,7 @@ def plan(
         Path | None,
         typer.Option("--out", metavar="PICTURE", help="Also draw the plan, as an .svg; its folder is made."),
     ] = None,
-    hub: Annotated[
-        bool, typer.Option("--hub", help="Ask the hub for the headers of weights that are not on this machine.")
-    ] = False,
+    hub: HubOption = False,
     rehearse: Annotated[
         bool,
         typer.Option("--rehearse", help="Reserve what a rehearsal takes beside weights: short for reserve=rehearsed."),

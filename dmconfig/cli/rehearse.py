@@ -17,8 +17,10 @@ from dmconfig.cli.options import (
     FormatOption,
     FramesOption,
     GpusOption,
+    HubOption,
     MachineOption,
     OverlayOption,
+    PipelineOption,
     ProfileOption,
     RamOption,
     SetOption,
@@ -42,6 +44,7 @@ def rehearse(
     gpus: GpusOption = None,
     ram: RamOption = None,
     disk: DiskOption = None,
+    pipeline: PipelineOption = None,
     set_: SetOption = None,
     height: Annotated[int | None, typer.Option("--height", min=8, help="Height of the picture in pixels.")] = None,
     width: Annotated[int | None, typer.Option("--width", min=8, help="Width of the picture in pixels.")] = None,
@@ -50,6 +53,7 @@ def rehearse(
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Pictures at once.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Rehearse every step, not only the first ones.")] = False,
     call: CallOption = None,
+    hub: HubOption = False,
     fix: Annotated[
         bool, typer.Option("--fix", help="Where it does not fit, rehearse what may help, and say what does.")
     ] = False,
@@ -59,6 +63,7 @@ def rehearse(
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Run the pipeline's own code on virtual accelerators, without weights: will it run, and what does it take?"""
+    from dmconfig.assembly import PIPELINE
     from dmconfig.load import check_file
     from dmconfig.output import check_writable
     from dmconfig.rehearse.reserve import rehearsable
@@ -71,11 +76,22 @@ def rehearse(
             lambda: check_writable(out, ".html"),
             lambda: rehearsable(chosen_machine(machine, gpus, ram, disk)),
             lambda: overrides_of(set_),
-            lambda: [*call_overrides(None, None, call)],
+            lambda: [*call_overrides(None, None, call, pipeline)],
         )
-        settings = Settings(height=height, width=width, frames=frames, steps=steps, batch=batch, full=full)
-        check = functools.partial(check_file, file, overlays=overlays or (), profile=profile)
-        rehearsal = rehearse_file(check, [*overrides, *arguments], chosen, settings, tries_remedies=fix)
+        settings = Settings(
+            height=height,
+            width=width,
+            frames=frames,
+            steps=steps,
+            batch=batch,
+            full=full,
+            pipeline=pipeline or PIPELINE,
+        )
+        check = functools.partial(
+            check_file, file, overlays=overlays or (), profile=profile, ask_hub=hub, with_configs=hub
+        )
+        claims = [*overrides, *arguments]
+        rehearsal = rehearse_file(check, claims, chosen, settings, tries_remedies=fix, ask_hub=hub)
         _write_page(rehearsal, out)
         _show(rehearsal, out, format_)
     if not rehearsal.fits:

@@ -54,7 +54,7 @@ def run(
         with progress.phase("plan"):
             given = check_file(file, overrides, overlays=overlays or (), profile=profile, ask_hub=True)
             checked = fetched(given, progress)
-            name = _pipeline_named(pipeline, checked)
+            name = checked.pipeline_named(pipeline)
             _check_runnable(checked, name, out)
             check_weights(checked.resolved, checked.assembly)
             planned = plan_for(checked, probe_machine(), to_load=True)
@@ -66,23 +66,6 @@ def run(
         with progress.phase("save"):
             files = save(result, out)
         _report_run(files, planned, progress, format_)
-
-
-def _pipeline_named(name: str | None, checked: Checked) -> str:
-    """The pipeline that is asked for, of those in the file.
-
-    Raises: SpecError: there is none of that name.
-    """
-    from dmconfig.assembly import PIPELINE
-    from dmconfig.errors import Code, Problem, SpecError, nearest
-
-    known = [PIPELINE, *checked.spec.pipelines]
-    if name is None or name in known:
-        return name or PIPELINE
-    meant = nearest(name, known)
-    fix = f"did you mean {meant!r}?" if meant else f"it has: {', '.join(known)}"
-    what = f"the file has no pipeline {name!r}"
-    raise SpecError([Problem(code=Code.BAD_COMMAND_LINE, what=what, fix=fix, origin="--pipeline")])
 
 
 def _check_runnable(checked: Checked, name: str, out: Path) -> None:

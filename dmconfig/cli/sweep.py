@@ -15,7 +15,9 @@ from dmconfig.cli.options import (
     Format,
     FormatOption,
     FramesOption,
+    HubOption,
     OverlayOption,
+    PipelineOption,
     ProfileOption,
     RamOption,
     SetOption,
@@ -54,9 +56,12 @@ def sweep(
     frames: FramesOption = None,
     steps: StepsOption = None,
     call: CallOption = None,
+    pipeline: PipelineOption = None,
+    hub: HubOption = False,
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Find the largest picture, and the most at once, that fits: each setting is planned and rehearsed, per machine."""
+    from dmconfig.assembly import PIPELINE
     from dmconfig.load import check_file
     from dmconfig.rehearse.script import Settings
     from dmconfig.rehearse.table import fits_everywhere, sweep_data, sweep_text
@@ -69,11 +74,13 @@ def sweep(
             lambda: _numbers(batches, "--batches", least=1),
             lambda: [*_machines(machines, gpus, ram, disk)],
             lambda: overrides_of(set_),
-            lambda: [*call_overrides(None, None, call)],
+            lambda: [*call_overrides(None, None, call, pipeline)],
         )
         grid = itertools.product(pixels, counts)
-        checked = check_file(file, [*overrides, *arguments], overlays=overlays or (), profile=profile)
-        tried = sweep_machines(checked, chosen, grid, Settings(frames=frames, steps=steps))
+        claims, over = [*overrides, *arguments], overlays or ()
+        checked = check_file(file, claims, overlays=over, profile=profile, ask_hub=hub, with_configs=hub)
+        settings = Settings(frames=frames, steps=steps, pipeline=pipeline or PIPELINE)
+        tried = sweep_machines(checked, chosen, grid, settings, ask_hub=hub)
         if format_ is Format.JSON:
             print_json(sweep_data(tried))
         else:

@@ -5,6 +5,7 @@ homes      tensors away from home, and their way back
 layers     weights that come layer by layer
 weights    bringing a component's weights to where it runs, and sending them home
 split      a component whose parts are on several devices
+casting    what enters a component, in its dtype
 carrier    taking calls into a component to its device and their results back
 placement  all of a pipeline's components placed by a plan; the handle that undoes it
 placed     the pipeline's class, answering diffusers' questions from the placement

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from dmconfig.dispatch.moving import to_device
+from dmconfig.dispatch.casting import dtype_given, handed_back, moved_and_cast
+from dmconfig.dispatch.moving import copy_to, to_device
 from dmconfig.dispatch.weights import Weights
 
 ENTRY_METHODS = (
@@ -28,6 +29,9 @@ ENTRY_METHODS = (
 Submodules are entered through their ``__call__``.
 """
 
+_ENCODING = ("encode",)
+"""The entries whose results a pipeline goes on to compute with."""
+
 
 @dataclass(slots=True)
 class _Wrapped:
@@ -39,7 +43,10 @@ class _Wrapped:
 
 
 class Carrier:
-    """Carries the calls of one component. ``device`` is where it runs, ``home`` where the pipeline works."""
+    """Carries the calls of one component. ``device`` is where it runs, ``home`` where the pipeline works.
+
+    With ``casts``, what enters is also cast to its dtype, and what it encodes takes the dtype of what came.
+    """
 
     def __init__(
         self,
@@ -49,7 +56,9 @@ class Carrier:
         device: torch.device,
         home: torch.device,
         skip_keys: frozenset[str],
+        casts: bool = False,
     ) -> None:
+        self.casts, self._move = casts, moved_and_cast(module) if casts else copy_to
         self.module, self.weights, self.device, self.home, self.skip_keys = module, weights, device, home, skip_keys
         self._inside: object | None = None  # the module or method through which the component was entered
         self._wrapped: dict[str, _Wrapped] = {}  # by the name of the method
@@ -94,8 +103,10 @@ class Carrier:
                 return method(*args, **kwargs)
             self._inside = method
             try:
+                given = dtype_given(args, kwargs) if self.casts and name in _ENCODING else None
                 args, kwargs = self._carry_in(args, kwargs)
-                return self._carry_home(method(*args, **kwargs))
+                output = self._carry_home(method(*args, **kwargs))
+                return output if given is None else handed_back(output, given)
             finally:
                 self._inside = None
                 self.weights.leave()
@@ -121,7 +132,8 @@ class Carrier:
 
     def _carry_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self.weights.bring()
-        return to_device(args, self.device), to_device(kwargs, self.device, skip=self.skip_keys)
+        carried: tuple[Any, ...] = to_device(args, self.device, move=self._move)
+        return carried, to_device(kwargs, self.device, skip=self.skip_keys, move=self._move)
 
     def _carry_home(self, output: Any) -> Any:
         return to_device(output, self.home)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils.memory import clear_device_cache
 
+from dmconfig.compatibility import AUTOENCODERS
 from dmconfig.devices import CPU, DISK
 from dmconfig.dispatch.audit import modules_of, tensors_of
 from dmconfig.dispatch.placement import Placement, has_empty_tensors, placement_of
@@ -98,7 +99,11 @@ def derive(pipe: Any, cls: type, **components: Any) -> Any:
     placement = placement_of(pipe)
     if placement is None:
         raise _refused(f"{type(pipe).__name__} is not placed by dmconfig", "use the class's own from_pipe")
-    expected, optional = cls._get_signature_keys(cls)  # type: ignore[attr-defined]
+    if not hasattr(cls, "_get_signature_keys"):
+        what = f"{cls.__name__} is made of blocks, not derived from another pipeline"
+        fix = "make it, and give it the components of this one with update_components"
+        raise _refused(what, fix, Code.UNFIT_FOR_MODULAR)
+    expected, optional = cls._get_signature_keys(cls)
     parts = {name: part for name, part in {**pipe.components, **components}.items() if name in expected}
     missing = sorted(expected - parts.keys() - set(cls._optional_components))  # type: ignore[attr-defined]
     if missing:
@@ -111,7 +116,7 @@ def derive(pipe: Any, cls: type, **components: Any) -> Any:
 
 
 def _check_class(pipe: Any, name: str, component: Any) -> None:
-    facts = pipeline_facts(type(pipe).__name__)
+    facts = pipeline_facts(type(pipe).__name__, pipe.config.get("_blocks_class_name"))
     slot = next((slot for slot in facts.slots if slot.name == name), None) if facts else None
     if slot is None:
         raise _refused(f"{type(pipe).__name__} has no component {name!r}", f"it has: {', '.join(pipe.components)}")
@@ -145,6 +150,7 @@ def _assignment_for(module: torch.nn.Module, old: Assignment) -> Assignment:
         reason="swapped in",
         parts=parts,
         is_written=False,
+        casts_inputs=old.casts_inputs or (old.component in AUTOENCODERS and dtype != old.dtype),
     )
 
 

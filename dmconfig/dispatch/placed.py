@@ -27,8 +27,8 @@ CHANGING = (
 """Methods of diffusers that add, change or remove weights: they find the components without hooks, as they expect."""
 
 
-class PlacedPipeline:
-    """What a placed pipeline answers from its placement; once released, diffusers answers again."""
+class Placed:
+    """What a placed pipeline of any kind answers from its placement; once released, diffusers answers again."""
 
     _placement: Placement | None = None
     _call: Mapping[str, Any] = MappingProxyType({})
@@ -42,6 +42,28 @@ class PlacedPipeline:
         """The device on which latents and embeddings live."""
         return self._placement.home if self._placement else super().device  # type: ignore[misc]
 
+    def reset_device_map(self) -> None:
+        """Undo the placement: all weights on the cpu, no hook left, and no device map."""
+        if self._placement:
+            self._placement.release()
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Move the whole pipeline to one device, or cast it: this undoes the placement first."""
+        if self._placement:
+            self._placement.release()
+        return super().to(*args, **kwargs)  # type: ignore[misc]
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the pipeline with all of its weights, wherever they rest; the placement stays."""
+        if self._placement is None:
+            return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+        with self._placement.suspended():
+            return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+
+
+class PlacedPipeline(Placed):
+    """What a placed ``DiffusionPipeline`` answers beside this; a modular pipeline has nothing of the kind."""
+
     def maybe_free_model_hooks(self) -> None:
         """Send home what was brought for the call; the placement stays."""
         super().maybe_free_model_hooks()  # type: ignore[misc]
@@ -53,11 +75,6 @@ class PlacedPipeline:
         if self._placement:
             self._placement.release()
         super().remove_all_hooks()  # type: ignore[misc]
-
-    def reset_device_map(self) -> None:
-        """Undo the placement: all weights on the cpu, no hook left, and no device map."""
-        if self._placement:
-            self._placement.release()
 
     def enable_model_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
         """Hand offloading to diffusers: this undoes the placement first."""
@@ -76,42 +93,45 @@ class PlacedPipeline:
             self._placement.release()
         method(*args, **kwargs)
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Move the whole pipeline to one device, or cast it: this undoes the placement first."""
-        if self._placement:
-            self._placement.release()
-        return super().to(*args, **kwargs)  # type: ignore[misc]
-
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """Save the pipeline with all of its weights, wherever they rest; the placement stays."""
-        if self._placement is None:
-            return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
-        with self._placement.suspended():
-            return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
-
 
 @functools.cache
 def placed_class(cls: Any) -> type:
     """Return the placed form of a pipeline class; the same one for the same class, and a placed class itself."""
-    if issubclass(cls, PlacedPipeline):
+    if issubclass(cls, Placed):
         return cls  # type: ignore[no-any-return]
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     changing = {name: _changing(getattr(cls, name)) for name in CHANGING if hasattr(cls, name)}
-    return type(cls.__name__, (PlacedPipeline, cls), {**names, **changing, "__call__": _call_of(cls)})
+    base = PlacedPipeline if hasattr(cls, "maybe_free_model_hooks") else Placed
+    return type(cls.__name__, (base, cls), {**names, **changing, "__call__": _call_of(cls)})
 
 
 def _call_of(cls: Any) -> Any:
-    """The class's call, with the defaults of the file for what the caller does not give."""
+    """The class's call, with the defaults of the file for what the caller does not give.
+
+    A modular pipeline says nobody when its call ends, so what was brought for it is sent home here.
+    """
+    tells_the_end = hasattr(cls, "maybe_free_model_hooks")
 
     @functools.wraps(cls.__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._placement is not None:
-            given = inspect.signature(cls.__call__).bind_partial(self, *args, **kwargs).arguments
-            defaults = _arguments(self._call)
-            kwargs = {**{name: value for name, value in defaults.items() if name not in given}, **kwargs}
-        return cls.__call__(self, *args, **kwargs)
+        if self._placement is None:
+            return cls.__call__(self, *args, **kwargs)
+        given = _given(inspect.signature(cls.__call__).bind_partial(self, *args, **kwargs).arguments)
+        defaults = _arguments(self._call)
+        kwargs = {**{name: value for name, value in defaults.items() if name not in given}, **kwargs}
+        try:
+            return cls.__call__(self, *args, **kwargs)
+        finally:
+            if not tells_the_end and self._placement is not None:
+                self._placement.rest()
 
     return call
+
+
+def _given(arguments: Mapping[str, Any]) -> set[str]:
+    """The names of what the caller gives: arguments, and what the state of a modular pipeline holds already."""
+    values = getattr(arguments.get("state"), "values", None)
+    return {*arguments, *(values if isinstance(values, Mapping) else ())}
 
 
 def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:

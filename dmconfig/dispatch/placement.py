@@ -152,8 +152,15 @@ class Placement:
         device = torch.device(assignment.execution_device)
         weights = self._weights_of(module, assignment, device)
         carrier = None
-        if device != self.home or assignment.residency is not Residency.ALWAYS:
-            carrier = Carrier(module, weights, device=device, home=self.home, skip_keys=_skip_keys(module))
+        if device != self.home or assignment.residency is not Residency.ALWAYS or assignment.casts_inputs:
+            carrier = Carrier(
+                module,
+                weights,
+                device=device,
+                home=self.home,
+                skip_keys=_skip_keys(module),
+                casts=assignment.casts_inputs,
+            )
         return PlacedComponent(assignment=assignment, module=module, weights=weights, carrier=carrier)
 
     def _weights_of(self, module: torch.nn.Module, assignment: Assignment, device: torch.device) -> Weights:

@@ -19,6 +19,7 @@ from dmconfig.assembly import Component
 from dmconfig.errors import SourceError
 from dmconfig.export.remembered import LoadedAs
 from dmconfig.facts import class_facts
+from dmconfig.footprint import import_library
 from dmconfig.provenance import as_written
 from dmconfig.source import PipelineIndex, Source, find_snapshot, read_index
 from dmconfig.weights import find_weights, variants_in
@@ -66,16 +67,28 @@ def home_of(text: str) -> Home | None:
 
 def noted_home(component: Any) -> Home | None:
     """Return where a component says that it came from."""
+    if (told := _loaded_from(component)) is not None:
+        return told
     config = getattr(component, "config", None)
     noted = config.get("_name_or_path") if isinstance(config, Mapping) else getattr(config, "_name_or_path", None)
     text = noted or getattr(component, "name_or_path", None)
     return home_of(os.fspath(text)) if isinstance(text, (str, os.PathLike)) and text else None
 
 
-def index_of(home: Home) -> PipelineIndex | None:
+def _loaded_from(component: Any) -> Home | None:
+    """Where a modular pipeline of diffusers has loaded a component from: source, subfolder, variant and revision."""
+    told = getattr(component, "_diffusers_load_id", None)
+    if not isinstance(told, str) or told.count("|") != 3:
+        return None
+    text, subfolder, _, revision = (None if part == "null" else part for part in told.split("|"))
+    folder = Path(text) if text and Path(text).is_dir() else find_snapshot(text, revision) if text else None
+    return home_of(str(folder / (subfolder or ""))) if folder is not None else None
+
+
+def index_of(home: Home, *, modular: bool = False) -> PipelineIndex | None:
     """Return what the pipeline at home lists; None where it is no pipeline."""
     try:
-        return read_index(Source(text=str(home.folder), folder=home.folder))
+        return read_index(Source(text=str(home.folder), folder=home.folder), modular=modular)
     except SourceError:
         return None
 
@@ -87,6 +100,8 @@ class ComponentSources:
     pipeline: Home | None
     index: PipelineIndex | None
     beside: Path | None
+    connected: Mapping[str, Home]
+    """Where the components with a prefix are, of a pipeline that is made of several."""
     written: Mapping[str, Any]
     """The section of the file that the pipeline was loaded from, if any."""
     loaded: LoadedAs | None
@@ -125,12 +140,16 @@ class ComponentSources:
         """Whether the pipeline's source names this class for it, or one file of weights tells it."""
         if self.index is not None:
             listed = self.index.entries.get(name)
-            return listed is not None and _is_called(type(component), listed.library, listed.class_name)
+            is_open = listed is not None and not listed.class_name  # its own config tells which class it is
+            return is_open or (listed is not None and _is_called(type(component), listed.library, listed.class_name))
         known = self._known(name) if self.pipeline is None else None
         return known is not None and _is_called(type(component), known.library, known.class_name)
 
     def _own(self, name: str) -> Path | None:
-        """The folder that the pipeline's source has of a component: its config at least."""
+        """The folder that the pipeline's source, or the connected one, has of a component: its config at least."""
+        prefix, _, rest = name.partition("_")
+        if prefix in self.connected:
+            return self.connected[prefix].folder / rest
         if self.pipeline is not None:
             return self.pipeline.folder / name
         known = self._known(name)
@@ -182,14 +201,11 @@ def _settings(scheduler: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_called(cls: type, library: str, class_name: str) -> bool:
     """Whether a library's name, also an old one that it still serves, stands for a class."""
-    import importlib
-
     if cls.__name__ == class_name:
         return True
     if library not in ("diffusers", "transformers") and class_facts(library, class_name) is None:
         return False  # code of the source
-    package = library if library in ("diffusers", "transformers") else f"diffusers.pipelines.{library}"
-    return getattr(importlib.import_module(package), class_name, None) is cls
+    return getattr(import_library(library), class_name, None) is cls
 
 
 def _is_alike(component: Any, folder: Path | None) -> bool:

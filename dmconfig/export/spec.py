@@ -13,6 +13,8 @@ import torch
 
 from dmconfig.assembly import DENOISER_NAMES, PIPELINE
 from dmconfig.export.adapters import adapters_of, is_made_by_ip_adapter
+from dmconfig.export.connected import connected_homes, with_connected
+from dmconfig.export.modular import blocks_make, changes_of_made, is_modular, unknown_blocks
 from dmconfig.export.places import Entry, places_of
 from dmconfig.export.quantised import quantization_of
 from dmconfig.export.remembered import LoadedAs
@@ -69,18 +71,25 @@ def to_spec(pipe: Any, folder: str | Path | None = None) -> Export:
     unknown: list[str] = []
     loaded: LoadedAs | None = getattr(pipe, "_loaded_as", None)
     modules = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
-    home = _home(pipe, loaded)
-    index = index_of(home) if home else None
+    home, connected = _home(pipe, loaded), connected_homes(pipe)
+    index = with_connected(index_of(home, modular=is_modular(pipe)) if home else None, connected)
     places = places_of(pipe, modules)
     dtypes = dict(_dtypes(modules, unknown))
     dtype = _usual(modules, dtypes)
     written = _written(pipe, loaded, beside)
     variant = written.get("pipeline", {}).get("variant") or _variant(home, modules, unknown)
-    unknown.extend([*places.unknown, *_settings(pipe, index), *_code(pipe, written)])
+    unknown.extend([*places.unknown, *unknown_blocks(pipe, index), *_settings(pipe, index), *_code(pipe, written)])
     sources = ComponentSources(
-        pipeline=home, index=index, beside=beside, written=written.get("components", {}), loaded=loaded, unknown=unknown
+        pipeline=home,
+        index=index,
+        beside=beside,
+        connected=connected,
+        written=written.get("components", {}),
+        loaded=loaded,
+        unknown=unknown,
     )
-    told = {"variant": variant, "dtype": dtype}
+    beside_it = {prefix: each.keys(beside) for prefix, each in connected.items()}
+    told = {"connected": beside_it, "variant": variant, "dtype": dtype}
     pipeline = _pipeline(pipe, sources, written.get("pipeline", {}))
     sections = {
         "version": SCHEMA_VERSION,
@@ -98,7 +107,7 @@ def to_spec(pipe: Any, folder: str | Path | None = None) -> Export:
 
 def _home(pipe: Any, loaded: LoadedAs | None) -> Home | None:
     """Where a pipeline is that is a folder or a repository."""
-    noted = pipe.config.get("_name_or_path")
+    noted = pipe.config.get("_name_or_path") or getattr(pipe, "_pretrained_model_name_or_path", None)
     is_file = loaded is not None and loaded.is_single_file
     return home_of(os.fspath(noted)) if noted and not is_file else None
 
@@ -151,8 +160,11 @@ def _pipeline(pipe: Any, sources: ComponentSources, said: Mapping[str, Any]) -> 
 
 
 def _components(pipe: Any, sources: ComponentSources, dtypes: Mapping[str, str]) -> dict[str, Any]:
-    sections: dict[str, Any] = {}
+    made = blocks_make(pipe)
+    sections: dict[str, Any] = changes_of_made(pipe, made)
     for name, component in pipe.components.items():
+        if name in made and component is not None:
+            continue
         if component is None:
             listed = sources.index is not None and sources.index.entries.get(name) is not None
             if listed or (name in sources.written and sources.written[name] is None):
@@ -239,7 +251,7 @@ def _written(pipe: Any, loaded: LoadedAs | None, beside: Path | None) -> dict[st
     data = config_data(resolved, beside)
     if name == PIPELINE:
         return data
-    facts = pipeline_facts(type(pipe).__name__)
+    facts = pipeline_facts(type(pipe).__name__, pipe.config.get("_blocks_class_name"))
     taken = {SEED, *(parameter.name for parameter in facts.call)} if facts else set()
     first = {key: value for key, value in data.get("call", {}).items() if key in taken}
     return data | {"pipelines": {}, "call": first | data["pipelines"][name].get("call", {})}

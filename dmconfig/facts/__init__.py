@@ -11,6 +11,7 @@ The integration tests compare every fact with what importing says.
     source      modules, names and inheritance, read from source
     expression  values and annotations written in source
     reading     one class in source -> its facts
+    modular     the same for modular pipelines, which are told by their blocks
     lookup      the functions of this package: memory, then disk, then source
     fitting     may this class be given for that component?
 """
@@ -23,6 +24,7 @@ from dmconfig.facts.lookup import (
     classes_with_original_config,
     dataclass_fields,
     known_attention_backends,
+    known_modular_pipelines,
     known_pipelines,
     known_schedulers,
     method_parameters,
@@ -59,6 +61,7 @@ __all__ = [
     "is_module_class",
     "is_scheduler_class",
     "known_attention_backends",
+    "known_modular_pipelines",
     "known_pipelines",
     "known_schedulers",
     "method_parameters",

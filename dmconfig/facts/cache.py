@@ -17,7 +17,7 @@ from zlib import crc32
 from dmconfig.facts.installed import Library, state_key
 from dmconfig.files import replacing
 
-FORMAT = 6
+FORMAT = 10
 """Raised whenever what is stored, or how it is read from source, changes."""
 
 

@@ -24,9 +24,17 @@ if TYPE_CHECKING:  # what reads source is imported only when the cache has no an
     from dmconfig.facts.source import Sources
 
 
-def pipeline_facts(class_name: str) -> PipelineFacts | None:
-    """Return what the installed diffusers' pipeline class says of itself; None when it exports no such pipeline."""
-    return _pipeline(installed_libraries(), class_name) if class_name.isidentifier() else None
+def pipeline_facts(class_name: str, blocks: str | None = None) -> PipelineFacts | None:
+    """Return what the installed diffusers' pipeline class says of itself; None when it exports no such pipeline.
+
+    ``blocks`` is the class of a modular pipeline's blocks; None, or one that diffusers has no blocks of: the
+    pipeline's default.
+    """
+    if not class_name.isidentifier():
+        return None
+    if class_name.endswith("ModularPipeline"):
+        return _modular(installed_libraries(), class_name, blocks if blocks and blocks.isidentifier() else None)
+    return _pipeline(installed_libraries(), class_name)
 
 
 def class_facts(library: str, class_name: str) -> ClassFacts | None:
@@ -92,6 +100,11 @@ def own_pipelines(code: CodeFiles) -> tuple[str, ...]:
 def known_pipelines() -> tuple[str, ...]:
     """Return the names of all pipelines the installed diffusers exports, sorted; empty when it is not installed."""
     return _known(installed_libraries(), "DiffusionPipeline")
+
+
+def known_modular_pipelines() -> tuple[str, ...]:
+    """Return the names of all modular pipelines the installed diffusers exports, sorted."""
+    return _known_modular(installed_libraries())
 
 
 def known_schedulers() -> tuple[str, ...]:
@@ -178,6 +191,23 @@ def _pipeline(libraries: tuple[Library, ...], class_name: str) -> PipelineFacts 
 
 
 @cache
+def _modular(libraries: tuple[Library, ...], class_name: str, blocks: str | None) -> PipelineFacts | None:
+    entry = f"modular.{class_name}.{blocks or ''}"
+    data = _remembered(libraries, entry, lambda: _read_modular(libraries, class_name, blocks))
+    return None if data is None else pipeline_from_data(data)
+
+
+@cache
+def _known_modular(libraries: tuple[Library, ...]) -> tuple[str, ...]:
+    def read() -> Json:
+        from dmconfig.facts.modular import known_modular
+
+        return [*known_modular(_sources(libraries))]
+
+    return tuple(_remembered(libraries, "known.modular", read))
+
+
+@cache
 def _class(libraries: tuple[Library, ...], library: str, class_name: str) -> ClassFacts | None:
     data = _remembered(libraries, f"class.{library}.{class_name}", lambda: _read_class(libraries, library, class_name))
     return None if data is None else class_from_data(data)
@@ -201,6 +231,13 @@ def _read_pipeline(libraries: tuple[Library, ...], class_name: str) -> Json:
     from dmconfig.facts.reading import read_pipeline
 
     facts = read_pipeline(_sources(libraries), class_name)
+    return None if facts is None else pipeline_to_data(facts)
+
+
+def _read_modular(libraries: tuple[Library, ...], class_name: str, blocks: str | None) -> Json:
+    from dmconfig.facts.modular import read_modular
+
+    facts = read_modular(_sources(libraries), class_name, blocks, class_facts)
     return None if facts is None else pipeline_to_data(facts)
 
 

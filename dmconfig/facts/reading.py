@@ -116,6 +116,7 @@ def _pipeline(sources: Sources, source: ClassSource, class_name: str) -> Pipelin
         model_cpu_offload_seq=_offload_sequence(sources, source),
         exclude_from_cpu_offload=_names(sources, source, "_exclude_from_cpu_offload") or (),
         module=source.module.name,
+        connected=_connected(sources, source),
     )
 
 
@@ -217,9 +218,13 @@ def _mentions(bases: str, names: set[str]) -> bool:
 
 
 def _find(sources: Sources, library: str, class_name: str) -> ClassSource | None:
-    """Return the class that diffusers would load; library may be a folder of its pipelines."""
+    """Return the class that diffusers would load; library may be a folder of its pipelines.
+
+    Folders that have moved to ``deprecated`` are found there: published indexes go on naming them.
+    """
     if library not in LIBRARIES:
-        return sources.find_class(f"diffusers.pipelines.{library}", class_name)
+        found = sources.find_class(f"diffusers.pipelines.{library}", class_name)
+        return found or sources.find_class(f"diffusers.pipelines.deprecated.{library}", class_name)
     found = sources.public_class(library, class_name)
     if found is None and library == "transformers":
         older = (sources.public_class(library, name) for name in _newer_names(sources, class_name))
@@ -279,6 +284,17 @@ def _offload_sequence(sources: Sources, source: ClassSource) -> tuple[str, ...] 
     except UnknownValueError:
         return None
     return tuple(text.split("->")) if isinstance(text, str) else None
+
+
+def _connected(sources: Sources, source: ClassSource) -> tuple[str, ...]:
+    """Return the prefixes of components that come from pipelines named in the model card of the pipeline's source."""
+    try:
+        if class_value(sources, source, "_load_connected_pipes") is not True:
+            return ()
+        found = sources.find("diffusers.pipelines.pipeline_loading_utils", "CONNECTED_PIPES_KEYS")
+        return tuple(evaluate(sources, found[0], found[1])) if found and isinstance(found[1], ast.expr) else ()
+    except UnknownValueError:
+        return ()
 
 
 def _split_parameters(sources: Sources, source: ClassSource) -> tuple[tuple[ComponentSlot, ...], tuple[str, ...]]:

@@ -51,6 +51,10 @@ class PipelineFacts:
         model_cpu_offload_seq: component names in the order they run, or None when the class states none.
         exclude_from_cpu_offload: components that upstream's offloading leaves on the device.
         module: import path, e.g. ``diffusers.pipelines.flux.pipeline_flux``.
+        connected: the pipeline's parts that are pipelines of their own, each by the prefix of its components:
+            ``prior``, whose text encoder is ``prior_text_encoder``.
+        blocks: of a modular pipeline, the class of its blocks; None for any other.
+        made: of a modular pipeline, the components that its blocks make from settings of their own.
     """
 
     class_name: str
@@ -61,6 +65,14 @@ class PipelineFacts:
     model_cpu_offload_seq: tuple[str, ...] | None
     exclude_from_cpu_offload: tuple[str, ...]
     module: str
+    connected: tuple[str, ...] = ()
+    blocks: str | None = None
+    made: tuple[str, ...] = ()
+
+    @property
+    def is_modular(self) -> bool:
+        """Whether it is made of blocks, which declare what it needs and takes."""
+        return self.blocks is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,9 @@ def pipeline_to_data(facts: PipelineFacts) -> dict[str, Json]:
         "model_cpu_offload_seq": None if facts.model_cpu_offload_seq is None else list(facts.model_cpu_offload_seq),
         "exclude_from_cpu_offload": list(facts.exclude_from_cpu_offload),
         "module": facts.module,
+        "connected": list(facts.connected),
+        "blocks": facts.blocks,
+        "made": list(facts.made),
     }
 
 
@@ -171,6 +186,9 @@ def pipeline_from_data(data: dict[str, Any]) -> PipelineFacts:
         model_cpu_offload_seq=None if sequence is None else tuple(sequence),
         exclude_from_cpu_offload=tuple(data["exclude_from_cpu_offload"]),
         module=data["module"],
+        connected=tuple(data["connected"]),
+        blocks=data["blocks"],
+        made=tuple(data["made"]),
     )
 
 

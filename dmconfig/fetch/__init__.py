@@ -21,20 +21,22 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from dmconfig.assembly import Assembly, Component
+from dmconfig.assembly import Assembly, Component, connected_parts, connected_place
 from dmconfig.catalog import find_pipeline
-from dmconfig.checkpoint import pipeline_told_by, read_single_file
-from dmconfig.errors import Code, DMConfigError, Problem
+from dmconfig.checkpoint import FileHeaders, asked_of_hub, pipeline_told_by, tensors_of
+from dmconfig.errors import BuildError, Code, DMConfigError, Problem
+from dmconfig.facts import pipeline_facts
 from dmconfig.fetch.adapters import fetch_adapters
 from dmconfig.fetch.code import code_steps
 from dmconfig.fetch.failures import (
     FailedError,
     build_error,
     collect,
+    is_gated,
     no_component,
     no_config,
     no_file,
@@ -43,7 +45,7 @@ from dmconfig.fetch.failures import (
     not_a_pipeline,
 )
 from dmconfig.fetch.files import WEIGHTS_ENDS, WEIGHTS_SUFFIX, folder_of, needed_files
-from dmconfig.fetch.headers import remote_tensors
+from dmconfig.fetch.headers import file_headers, remote_tensors
 from dmconfig.fetch.hub import download, is_offline, list_files, no_bars
 from dmconfig.fetch.repository import (
     Repository,
@@ -60,7 +62,20 @@ from dmconfig.fetch.repository import (
 from dmconfig.paths import ConfigPath
 from dmconfig.progress import Progress
 from dmconfig.resolve import Resolved
-from dmconfig.source import CONFIG_FILES, INDEX_FILE, hub_cache, locate_source
+from dmconfig.source import (
+    BLOCKS_FILE,
+    CONFIG_FILES,
+    INDEX_FILE,
+    INDEX_FILES,
+    MODEL_CARD,
+    SINGLE_FILES,
+    Source,
+    find_snapshot,
+    hub_cache,
+    is_hub_source,
+    locate_source,
+    read_index,
+)
 from dmconfig.spec import Spec
 from dmconfig.units import format_bytes
 
@@ -70,6 +85,8 @@ __all__ = [
     "fetch_adapters",
     "fetch_index",
     "fetch_indexes",
+    "file_headers",
+    "is_gated",
     "is_whole",
     "needed_files",
     "remote_tensors",
@@ -127,18 +144,25 @@ def fetch_index(hub_id: str, revision: str | None) -> None:
         raise build_error([failure]) from failure.__cause__
 
 
-def fetch_indexes(resolved: Resolved, spec: Spec) -> None:
+def fetch_indexes(
+    resolved: Resolved, spec: Spec, headers: FileHeaders | None = None, *, with_configs: bool = False
+) -> None:
     """Download what checking a spec reads of the hub: its pipeline's index, configs from elsewhere, code it trusts.
+
+    ``headers`` tells what a file of weights on the hub holds, where that says which pipeline's index it goes with.
+    ``with_configs``: the configs of all that is in the pipeline too.
 
     The index of a pipeline that dmconfig has figures for is not needed for checking. A source that cannot be located
     is left to checking to report.
 
     Raises: BuildError: as ``fetch_index``; one problem per repository, each at its place in the file.
     """
-    steps = [*_index_steps(resolved, spec), *_config_steps(resolved, spec), *code_steps(resolved, spec)]
-    _, failures = collect(lambda step: step(), steps)
-    if failures:
-        raise build_error(failures, resolved)
+    steps = [*_index_steps(resolved, spec, headers, with_configs), *_config_steps(resolved, spec)]
+    # what is connected, and what is code, is told by the first index
+    for more in (steps, _connected_steps(resolved, spec), code_steps(resolved, spec)):
+        _, failures = collect(lambda step: step(), [*more])
+        if failures:
+            raise build_error(failures, resolved)
 
 
 def commits_of(
@@ -185,7 +209,7 @@ def _select(repository: Repository) -> Selection:
 
 
 def _files_of(repository: Repository, files: Sequence[str]) -> tuple[str, ...]:
-    chosen = {INDEX_FILE} & set(files)
+    chosen = set(_indexes_among(files))
     if repository.is_pipeline and not chosen:
         raise FailedError(not_a_pipeline(repository))
     for component in repository.components:
@@ -255,23 +279,80 @@ def _partial_bytes(hub_id: str) -> int:
     return sum(file.stat().st_size for file in blobs.glob("*.incomplete"))
 
 
-def _index_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
-    path, text, revision = _home_of(resolved, spec)
-    if text is not None:
-        repository = _named(resolved, path, text, revision, local_only=spec.pipeline.local_files_only)
-        if repository is not None and find_pipeline(repository.hub_id) is None:
-            yield functools.partial(_bring_index, replace(repository, is_pipeline=True))
+def _index_steps(
+    resolved: Resolved, spec: Spec, headers: FileHeaders | None, with_configs: bool
+) -> Iterator[Callable[[], None]]:
+    path, text, revision = _home_of(resolved, spec, headers)
+    repository = _unpackaged_home(resolved, spec, path, text, revision)
+    if repository is not None:
+        yield functools.partial(_bring_index, repository, with_configs=with_configs or path == ("pipeline", "config"))
 
 
-def _home_of(resolved: Resolved, spec: Spec) -> tuple[ConfigPath, str | None, str | None]:
+def _connected_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]]:
+    """Bring the indexes of the pipelines that the class is made of: those that the file names, or the model card."""
+    asked = spec.pipeline
+    try:
+        folder = resolved.folder_of(("pipeline", "source"))
+        source = locate_source(asked.source, folder=folder, revision=asked.revision)
+        index = read_index(source)
+        facts = pipeline_facts(asked.class_name or index.class_name)
+    except DMConfigError:
+        return  # checking tells
+    for prefix in connected_parts(spec, index, facts) if facts is not None else ():
+        yield functools.partial(_bring_connected, resolved, spec, source, prefix)
+
+
+def _bring_connected(resolved: Resolved, spec: Spec, source: Source, prefix: str) -> None:
+    local_only = spec.pipeline.local_files_only
+    if prefix not in spec.pipeline.connected.named and source.hub_id is not None:
+        _bring_card(Repository(hub_id=source.hub_id, revision=source.revision, local_only=local_only))
+    source = replace(source, folder=source.folder or find_snapshot(source.hub_id or "", source.revision))
+    place = connected_place(spec, source, prefix)
+    if place is None or place.source is None or not is_hub_source(place.source):
+        return
+    path = place.path or ("pipeline", "source")
+    repository = _named(resolved, path, place.source, place.revision, local_only=local_only)
+    if repository is not None and find_pipeline(repository.hub_id) is None:
+        _bring_index(replace(repository, is_pipeline=True))
+
+
+def _bring_card(repository: Repository) -> None:
+    """Download the model card of a repository, where it has one, unless that is here."""
+    repository = replace(repository, path=("pipeline", "source"))
+    if repository.snapshot is not None and (repository.snapshot / MODEL_CARD).is_file():
+        return
+    listing = list_files(repository, repository.revision, [MODEL_CARD])
+    if MODEL_CARD in listing.files:
+        with no_bars():
+            download(selection_of(repository, repository.revision, listing, (MODEL_CARD,)))
+
+
+def _unpackaged_home(
+    resolved: Resolved, spec: Spec, path: ConfigPath, text: str | None, revision: str | None
+) -> Repository | None:
+    """The repository of the pipeline's index and configs; None where these are here or packaged."""
+    if text is None:
+        return None
+    repository = _named(resolved, path, text, revision, local_only=spec.pipeline.local_files_only)
+    if repository is None or find_pipeline(repository.hub_id) is not None:
+        return None
+    return replace(repository, is_pipeline=True)
+
+
+def _home_of(resolved: Resolved, spec: Spec, headers: FileHeaders | None) -> tuple[ConfigPath, str | None, str | None]:
     """Where the pipeline's index is: its source, or, of a single file, its config as asked or as its weights tell."""
     asked, path = spec.pipeline, ("pipeline", "source")
     try:
-        source = locate_source(asked.source, folder=resolved.folder_of(path), revision=asked.revision)
+        source = locate_source(
+            asked.source, folder=resolved.folder_of(path), revision=asked.revision, local_only=asked.local_files_only
+        )
         if source.file is None:
             return path, asked.source, asked.revision
-        if asked.config is None and source.path is not None and not source.is_pickle:
-            return path, pipeline_told_by(read_single_file(source.path)), None
+        if asked.config is None and not source.is_gguf:
+            tensors = tensors_of(asked_of_hub(source, headers))
+            return path, pipeline_told_by(tensors) if tensors is not None else None, None
+    except BuildError as error:
+        raise BuildError(resolved.located(error.problems, path)) from error
     except DMConfigError:
         return path, None, None  # checking tells
     return ("pipeline", "config"), asked.config, asked.config_revision
@@ -289,6 +370,12 @@ def _config_steps(resolved: Resolved, spec: Spec) -> Iterator[Callable[[], None]
             repository = _named(resolved, at, text, revision, local_only=local_only) if text is not None else None
             if repository is not None:
                 yield functools.partial(_bring_config, repository, str(path[1]), component.subfolder)
+        if component.config_source is None and component.source is not None and component.source.endswith(SINGLE_FILES):
+            home = _unpackaged_home(
+                resolved, spec, ("pipeline", "source"), spec.pipeline.source, spec.pipeline.revision
+            )
+            if home is not None:
+                yield functools.partial(_bring_config, home, str(path[1]), component.subfolder, required=False)
 
 
 def _named(
@@ -304,25 +391,44 @@ def _named(
     return Repository(hub_id=source.hub_id, revision=revision, path=path, local_only=local_only)
 
 
-def _bring_index(repository: Repository) -> None:
-    if not lacks(repository):
+def _bring_index(repository: Repository, *, with_configs: bool = False) -> None:
+    """Download the index of a pipeline; ``with_configs`` the configs of what is in it too."""
+    snapshot = repository.snapshot
+    here = [] if snapshot is None else _of_components(_files_in(snapshot))
+    if not lacks(repository) and (here or not with_configs):
         return
     listing = list_files(repository, repository.revision, [INDEX_FILE])
-    if INDEX_FILE not in listing.files:
+    indexes = _indexes_among(tuple(listing.files))
+    if not indexes:
         raise FailedError(not_a_pipeline(repository))
+    files = (*indexes, *(_of_components(tuple(listing.files)) if with_configs else ()))
     with no_bars():
-        download(selection_of(repository, repository.revision, listing, (INDEX_FILE,)))
+        download(selection_of(repository, repository.revision, listing, files))
 
 
-def _bring_config(repository: Repository, name: str, subfolder: str | None) -> None:
+def _indexes_among(files: Sequence[str]) -> tuple[str, ...]:
+    """The indexes of a pipeline, and where it names blocks of its own code; of none, nothing."""
+    indexes = tuple(name for name in INDEX_FILES if name in files)
+    return (*indexes, *(name for name in (BLOCKS_FILE,) if indexes and name in files))
+
+
+def _of_components(files: Iterable[str]) -> list[str]:
+    """The configs among the files of a pipeline, of its models and schedulers."""
+    names = CONFIG_FILES[:2]
+    return [file for file in files if PurePosixPath(file).name in names and file.count("/") == 1]
+
+
+def _bring_config(repository: Repository, name: str, subfolder: str | None, *, required: bool = True) -> None:
     """Download the config of one model, and the index of the pipeline it is in, if it is in one."""
     if repository.snapshot is not None and _configs_among(_files_in(repository.snapshot), name, subfolder):
         return
     listing = list_files(repository, repository.revision, [f"the config of {name}"])
     files = _configs_among(tuple(listing.files), name, subfolder)
+    if not files and not required:
+        return  # checking tells
     if not files:
         raise FailedError(no_config(repository, name))
-    index = (INDEX_FILE,) if INDEX_FILE in listing.files else ()
+    index = _indexes_among(tuple(listing.files))
     with no_bars():
         download(selection_of(repository, repository.revision, listing, (*index, *files)))
 

@@ -55,6 +55,13 @@ def build_error(failures: Sequence[FailedError], resolved: Resolved | None = Non
     return error
 
 
+def is_gated(error: BuildError) -> bool:
+    """Whether the hub gives files only to those who accepted a licence."""
+    from huggingface_hub.errors import GatedRepoError
+
+    return isinstance(error.__cause__, GatedRepoError)
+
+
 def explained(repository: Repository, error: Exception, lacking: Sequence[str]) -> Problem:
     """Return what an exception of huggingface_hub means for the user."""
     from huggingface_hub import errors

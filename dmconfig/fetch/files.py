@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from dmconfig.source import INDEX_FILE, PICKLES, SINGLE_FILES
+from dmconfig.source import INDEX_FILES, PICKLES, SINGLE_FILES
 from dmconfig.weights import weight_names
 
 _TEXT_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".spm", ".tiktoken"})
@@ -88,4 +88,4 @@ def folder_of(name: str, subfolder: str | None, files: Sequence[str], *, is_pipe
     """Return where in a repository a component is, by the rule of ``assembly``: as asked, by its name, or the root."""
     if subfolder:
         return subfolder.strip("/")
-    return name if is_pipeline or INDEX_FILE in files else ""
+    return name if is_pipeline or any(index in files for index in INDEX_FILES) else ""

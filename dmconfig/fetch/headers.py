@@ -1,4 +1,7 @@
-"""What weights on the hub hold, from their headers alone: two small range requests per file, never a weight.
+"""What weights on the hub hold, from their headers alone: a few range requests per file, never a weight.
+
+A safetensors header says first how long it is. That of a GGUF file does not, so it is asked for piece by piece, each
+twice as long as the one before: what it holds beside tensors, such as a tokenizer, takes up to some megabytes.
 
 The client's session, token, endpoint and errors are huggingface_hub's; what is asked for, and that no more comes, is
 decided here. The rules of the format and their words are those of ``weights``: headers read from afar are held to the
@@ -15,11 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dmconfig.checkpoint import FileHeaders
 from dmconfig.errors import Code, Problem, SourceError
-from dmconfig.fetch.failures import FailedError, broken_off, build_error, explained
+from dmconfig.fetch.failures import FailedError, broken_off, build_error, explained, no_file
 from dmconfig.fetch.files import WEIGHTS_SUFFIX, needed_files
 from dmconfig.fetch.hub import list_files
 from dmconfig.fetch.repository import Listing, Repository
+from dmconfig.gguf import gguf_problem, parse_gguf
+from dmconfig.source import Source
 from dmconfig.version import __version__
 from dmconfig.weights import (
     LENGTH,
@@ -40,6 +46,7 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 _NOT_SATISFIABLE = 416
 _PARTIAL = 206
 _ASK = "ask its authors, or name another revision"
+_FIRST_RANGE_BYTES, _LONGEST_RANGE_BYTES = 2**16, 2**22
 
 
 def remote_tensors(
@@ -69,6 +76,35 @@ def remote_tensors(
         return _tensors(_Remote(repository, listing, folder, lacking), library, variant)
     except FailedError as failure:
         raise build_error([failure]) from failure.__cause__
+
+
+def remote_file(source: Source) -> tuple[TensorInfo, ...] | None:
+    """Return the tensors of one file of weights on the hub; None for a source that is none, or is a pickle.
+
+    As ``checkpoint.read_single_file`` returns them of the same file on this machine. Only its header travels.
+
+    Raises: BuildError: DOWNLOAD_FAILED or SOURCE_NOT_FOUND when the hub cannot be asked, does not answer range
+        requests, or has no such file. SourceError: WEIGHTS_CORRUPT when it breaks its format.
+    """
+    if source.hub_id is None or source.file is None or source.is_pickle:
+        return None
+    repository = Repository(hub_id=source.hub_id, revision=source.revision, local_only=source.local_only)
+    lacking = [f"the header of {source.file}"]
+    try:
+        listing = list_files(repository, source.revision, lacking)
+        if source.file not in listing.files:
+            raise FailedError(no_file(repository, source.file, tuple(listing.files)))
+        tensors, problem = _read_file(_Remote(repository, listing, "", lacking), source.file)
+    except FailedError as failure:
+        raise build_error([failure]) from failure.__cause__
+    if problem is not None:
+        raise SourceError([_from_the_hub(problem)])
+    return tensors
+
+
+def file_headers() -> FileHeaders:
+    """Return ``remote_file`` that asks for each file once."""
+    return functools.cache(remote_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +153,26 @@ def _read(remote: _Remote, files: tuple[str, ...], index: str | None, text: byte
     problems: list[Problem] = []
     by_file: dict[Path, tuple[TensorInfo, ...]] = {}
     for file in files:
-        place = remote.place_of(file)
-        try:
-            by_file[place] = _header(remote, file)
-        except BadFileError as error:
-            # nobody has begun to download it
-            problems.append(replace(corrupt(place, error), why=""))
+        tensors, problem = _read_file(remote, file)
+        if problem is None:
+            by_file[remote.place_of(file)] = tensors
+        else:
+            problems.append(problem)
     problems += repeated_names(by_file)
     if index is not None:
         problems += index_differences(remote.place_of(index), parse_weight_map(text), by_file)
     if problems:
         raise SourceError(_from_the_hub(problem) for problem in problems)
     return tuple(tensor for tensors in by_file.values() for tensor in tensors)
+
+
+def _read_file(remote: _Remote, file: str) -> tuple[tuple[TensorInfo, ...], Problem | None]:
+    """Return the tensors of a file, and what is wrong with it, which nobody has begun to download."""
+    place, is_gguf = remote.place_of(file), file.lower().endswith(".gguf")
+    try:
+        return (_gguf_header if is_gguf else _header)(remote, file), None
+    except BadFileError as error:
+        return (), replace(gguf_problem(place, error) if is_gguf else corrupt(place, error), why="")
 
 
 def _shards(remote: _Remote, index: str, text: bytes) -> tuple[str, ...]:
@@ -162,6 +206,42 @@ def _header(remote: _Remote, file: str) -> tuple[TensorInfo, ...]:
     tensors = parse_header(text)
     check_file_length(LENGTH.size + header_bytes + sum(tensor.nbytes for tensor in tensors), file_bytes)
     return tensors
+
+
+def _gguf_header(remote: _Remote, file: str) -> tuple[TensorInfo, ...]:
+    ranges = _Ranges(remote, file)
+    return parse_gguf(ranges, ranges.file_bytes)
+
+
+class _Ranges:
+    """A file on the hub as a stream that is read forwards. What is stepped over does not travel, but for read-ahead."""
+
+    def __init__(self, remote: _Remote, file: str) -> None:
+        self._remote, self._file = remote, file
+        self._length = _FIRST_RANGE_BYTES
+        self._held, self.file_bytes = _range(remote, file, 0, self._length)
+        self._at = 0  # in what is held
+        self._end = len(self._held)  # of it, in the file
+
+    def read(self, count: int, /) -> bytes:
+        """Return the next count bytes, which the file must have."""
+        if self._at + count > len(self._held):
+            self._ask(count)
+        begin, self._at = self._at, self._at + count
+        return self._held[begin : self._at]
+
+    def seek(self, count: int, whence: int, /) -> int:  # noqa: ARG002 - always from where it is
+        """Step over count bytes."""
+        self._at += count
+        return self._end - len(self._held) + self._at
+
+    def _ask(self, count: int) -> None:
+        """Hold what follows, in a range of at least count bytes."""
+        kept = self._held[self._at :]
+        begin = self._end + max(0, self._at - len(self._held))
+        self._length = min(2 * self._length, _LONGEST_RANGE_BYTES)
+        more, _ = _range(self._remote, self._file, begin, max(self._length, count - len(kept)))
+        self._held, self._at, self._end = kept + more, 0, begin + len(more)
 
 
 def _range(remote: _Remote, file: str, begin: int, count: int) -> tuple[bytes, int]:

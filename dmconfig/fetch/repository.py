@@ -10,7 +10,7 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.errors import DMConfigError
 from dmconfig.measure import component_weights, config_folder_of
 from dmconfig.paths import ROOT, ConfigPath
-from dmconfig.source import INDEX_FILE, Source, find_snapshot
+from dmconfig.source import INDEX_FILE, INDEX_FILES, Source, find_snapshot
 from dmconfig.units import format_bytes
 from dmconfig.weights import find_weights
 
@@ -139,7 +139,7 @@ def repositories(assembly: Assembly) -> list[Repository]:
 def lacks(repository: Repository) -> list[str]:
     """What must be downloaded before the pipeline can be loaded, in words."""
     snapshot = repository.snapshot
-    index_here = snapshot is not None and (snapshot / INDEX_FILE).is_file()
+    index_here = snapshot is not None and any((snapshot / index).is_file() for index in INDEX_FILES)
     lacking = [INDEX_FILE] if repository.is_pipeline and not index_here else []
     lacking += [file for file in repository.files if snapshot is None or not (snapshot / file).is_file()]
     configured = (component for component in repository.configured if config_folder_of(component) is None)

@@ -47,7 +47,8 @@ class Assignment:
     ``peak_bytes`` is what of it is on the execution device at once; less than ``nbytes`` only per leaf or group.
     ``parts`` are those of a component that is split, the one with the empty path first: its devices are the
     component's own, and its bytes are in ``peak_bytes``. ``is_written``: what of it rests on disk is cast when it is
-    loaded, so it is written to the offload folder. ``calls`` is how often it runs per generation; ``seconds`` and
+    loaded, so it is written to the offload folder. ``casts_inputs``: what enters it is cast to its dtype, for its
+    neighbours have another. ``calls`` is how often it runs per generation; ``seconds`` and
     ``moved_bytes`` are what its place adds to a generation, estimated: see ``prices``.
     """
 
@@ -63,6 +64,7 @@ class Assignment:
     reason: str
     parts: tuple[Part, ...] = ()
     is_written: bool = False
+    casts_inputs: bool = False
     calls: float = 1
     seconds: float = 0.0
     moved_bytes: float = 0.0

@@ -229,6 +229,7 @@ def _assignment(part: Component, solution: Solution, task: Task) -> Assignment:
         reason=reason_of(name, solution, task, parts),
         parts=parts,
         is_written=size.needs_cast and name in _on_disk(solution),
+        casts_inputs=name in task.casting,
         calls=task.prices.runs[name].calls,
         seconds=task.seconds(solution, name),
         moved_bytes=task.moved_bytes(solution, name),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from dmconfig.assembly import Assembly
+from dmconfig.compatibility import casting_inputs
 from dmconfig.devices import DISK, is_accelerator
 from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
@@ -41,6 +42,11 @@ class Task:
     def names(self) -> tuple[str, ...]:
         """The components that have weights."""
         return tuple(part.name for part in self.assembly.modules)
+
+    @property
+    def casting(self) -> tuple[str, ...]:
+        """The components of another dtype than their neighbours', to which what enters them is cast."""
+        return tuple(casting_inputs(self.assembly, {name: size.dtype for name, size in self.footprints.items()}))
 
     @property
     def limits(self) -> Limits:

@@ -2,6 +2,8 @@
 
 script     what is rehearsed, and what is asked of it
 skeleton   the pipeline, built from configs on the meta device
+adapters   adapters, without their data
+quantised  weights that are packed
 standins   tokenizers and processors that are not on this machine
 inputs     the arguments of the call, and its steps
 rehearsal  the run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dmconfig.plan import Plan
@@ -120,12 +120,15 @@ class Remedy:
 class Rehearsal:
     """A run of the pipeline's own code without weights.
 
-    ``steps`` is (rehearsed, asked). ``output`` is the shape of what came out, empty when it failed; ``odd_output``
-    says where it is not what was asked for. ``stand_ins`` are parts that were not on this machine; ``guesses`` counts
-    values that were asked for and do not exist, by operation. ``remedies`` are changes that may make it fit.
+    ``pipeline`` is the class that was called: the plan's, or that of another on the same components. ``steps`` is
+    (rehearsed, asked). ``output`` is the shape of what came out, empty when it failed; ``odd_output`` says where it is
+    not what was asked for. ``stand_ins`` are parts that were not on this machine; ``by_rule`` are components whose
+    weights weigh what a backend's rule says, and the backend, which was not run; ``guesses`` counts values that were
+    asked for and do not exist, by operation. ``remedies`` are changes that may make it fit.
     """
 
     plan: Plan
+    pipeline: str
     steps: tuple[int, int]
     arguments: Mapping[str, Any]
     devices: tuple[DevicePeak, ...]
@@ -135,6 +138,7 @@ class Rehearsal:
     stand_ins: tuple[str, ...]
     guesses: Mapping[str, int]
     failure: Failure | None
+    by_rule: Mapping[str, str] = field(default_factory=dict)
     remedies: tuple[Remedy, ...] = ()
 
     @property

@@ -8,14 +8,19 @@ from typing import Any
 from dmconfig.check import COUNTS
 from dmconfig.plan.calls import FRAMES
 
+_MADE = ("images", "videos", "frames", "audio", "latents")
+"""What modular pipelines call what they make, the last step's first."""
 _CHANNELS: Mapping[str, int] = {"pt": -3, "np": -1}
 """Where arrays have their channels; pictures have none."""
 
 
 def shape_of_result(result: Any) -> tuple[int, ...]:
     """Return the shape of what a pipeline returned: pictures, frames or embeddings."""
-    found = result[0] if isinstance(result, (list, tuple)) else next(iter(result.values()))
-    return _shape_of(found)
+    if isinstance(result, (list, tuple)):
+        return _shape_of(result[0])
+    if isinstance(result.values, Mapping):  # the state of a modular pipeline, with all that its blocks made
+        return _shape_of(next(result.values[name] for name in _MADE if result.values.get(name) is not None))
+    return _shape_of(next(iter(result.values())))
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:

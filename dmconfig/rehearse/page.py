@@ -96,7 +96,7 @@ text.strong { font-weight: 600 }
 
 def rehearsal_page(rehearsal: Rehearsal) -> str:
     """Return a rehearsal as the text of an HTML file."""
-    title = f"{rehearsal.plan.pipeline}: {'fits' if rehearsal.fits else 'does not fit'}"
+    title = f"{rehearsal.pipeline}: {'fits' if rehearsal.fits else 'does not fit'}"
     sections = (
         _head(rehearsal),
         _section("Memory at the peak", _devices(rehearsal.devices)),
@@ -124,7 +124,7 @@ def _section(heading: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _head(rehearsal: Rehearsal) -> Iterator[str]:
-    yield f"<header>\n<h1>{escape(rehearsal.plan.pipeline)}</h1>"
+    yield f"<header>\n<h1>{escape(rehearsal.pipeline)}</h1>"
     yield f'<p class="machine">rehearsed on {escape(rehearsal.plan.machine)}, without weights</p>'
     yield f'<div class="verdict {"good" if rehearsal.fits else "bad"}">{escape(report.verdict(rehearsal))}'
     if facts := [*report.failure_facts(rehearsal)]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from dmconfig.gguf import GGML_TYPES
 from dmconfig.quantization import converted_layers, layer_bytes
 from dmconfig.spec import QuantizationSpec
+from dmconfig.weights import TensorInfo
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16}
+"""The ggml types that diffusers takes as they are; what is of another stays packed, as bytes."""
 
 
 class QuantisedLinear(torch.nn.Module):
@@ -33,3 +40,39 @@ def quantised(module: Any, asked: QuantizationSpec) -> Any:
         nbytes = layer_bytes(module, layer, asked, layer.weight.element_size())
         setattr(module.get_submodule(parent), name, QuantisedLinear(layer, nbytes))
     return module
+
+
+def module_of_gguf(cls: Any, tensors: Sequence[TensorInfo], config: Path, dtype: str) -> Any:
+    """Return a model of diffusers as its own loader makes it of a GGUF file with these tensors, on meta.
+
+    Its layers decode their packed weights, in the dtype, whenever they run, by diffusers' own code.
+
+    Raises: what the loader raises.
+    """
+    from diffusers import GGUFQuantizationConfig
+
+    compute = getattr(torch, dtype)
+    return cls.from_single_file(
+        dict(_packed(tensors)),
+        config=str(config),
+        quantization_config=GGUFQuantizationConfig(compute_dtype=compute),
+        local_files_only=True,
+        torch_dtype=compute,
+        device="meta",
+    )
+
+
+def _packed(tensors: Sequence[TensorInfo]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors as diffusers reads them of a file, without values: rows of bytes, which know their type."""
+    from diffusers.quantizers.gguf.utils import GGUFParameter
+    from gguf import GGMLQuantizationType
+
+    blocks = {name: (elements, nbytes) for name, elements, nbytes in GGML_TYPES.values()}
+    for tensor in tensors:
+        if tensor.dtype in _PLAIN:
+            yield tensor.name, torch.empty(tensor.shape, dtype=_PLAIN[tensor.dtype], device="meta")
+            continue
+        elements, nbytes = blocks[tensor.dtype]
+        shape = (*tensor.shape[:-1], tensor.shape[-1] // elements * nbytes)
+        data = torch.empty(shape, dtype=torch.uint8, device="meta")
+        yield tensor.name, GGUFParameter(data, quant_type=GGMLQuantizationType[tensor.dtype])

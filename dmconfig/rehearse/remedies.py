@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dmconfig.assembly import PIPELINE
 from dmconfig.check import COUNTS
 from dmconfig.errors import DMConfigError
 from dmconfig.plan import Residency
@@ -85,7 +86,9 @@ def _other_devices(script: Script, rehearsal: Rehearsal, settings: Settings) -> 
 
 def _planned(script: Script, settings: Settings, keys: Mapping[str, Any]) -> Change:
     """A change of strategy, with a reserve that is rehearsed for what is asked, which the file then has to say."""
-    asked = {f"call.{name}": value for name, value in call_of(settings, script.assembly.facts).items()}
+    section = "call" if settings.pipeline == PIPELINE else f"pipelines.{settings.pipeline}.call"
+    arguments = call_of(settings, script.assembly.facts_of(settings.pipeline))
+    asked = {f"{section}.{name}": value for name, value in arguments.items()}
     words = ", ".join(f"{key}: {value}" for key, value in {**keys, "reserve": REHEARSED, **asked}.items())
     return Change(words=f"set {words}", keys={**keys, "reserve": REHEARSED, **asked}, settings=settings)
 
@@ -106,8 +109,8 @@ def _offload(script: Script, rehearsal: Rehearsal, settings: Settings) -> Iterat
 
 def _smaller_batches(script: Script, settings: Settings) -> Iterator[Change]:
     """Fewer pictures at once: half of them, and so on."""
-    of_file = next((script.spec.call[name] for name in COUNTS if isinstance(script.spec.call.get(name), int)), 1)
-    asked = settings.batch or of_file
+    call = {name: each.value for name, each in script.assembly.call_of(script.spec, settings.pipeline).items()}
+    asked = settings.batch or next((call[name] for name in COUNTS if isinstance(call.get(name), int)), 1)
     batch = asked // 2
     while batch >= 1:
         yield Change(words=f"make {batch} at once, not {asked}", settings=replace(settings, batch=batch))

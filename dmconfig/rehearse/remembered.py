@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from dmconfig.assembly import Component
+from dmconfig.checkpoint import tensors_of
 from dmconfig.facts.cache import cache_folder
 from dmconfig.files import replacing
 from dmconfig.inventory import Inventory
@@ -25,11 +26,12 @@ from dmconfig.measure import config_folder_of
 from dmconfig.plan import Plan
 from dmconfig.rehearse.script import Script, Settings
 from dmconfig.version import __version__
+from dmconfig.weights import read_header
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever a rehearsal counts otherwise."""
 _PACKAGES = ("torch", "diffusers", "transformers", "accelerate")
-_SECTIONS = ("pipeline", "components", "group_offload", "call")
+_SECTIONS = ("pipeline", "components", "adapters", "quantization", "group_offload", "call", "pipelines")
 """What a file says of a pipeline beside where it is placed."""
 
 
@@ -76,6 +78,7 @@ def _key(script: Script, plan: Plan, inventory: Inventory, settings: Settings) -
         "file": {section: script.resolved.data.get(section) for section in _SECTIONS},
         "class": script.assembly.class_name,
         "components": [(component.name, _component(component)) for component in script.assembly.loaded],
+        "adapters": [str((each, each.file and read_header(each.file))) for each in script.assembly.adapters],
         "places": places_of(plan),
         "cards": [(device.id, device.description) for device in inventory.accelerators],
         "settings": asdict(settings),
@@ -96,10 +99,11 @@ def _places(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _component(component: Component) -> list[str]:
-    """What a rehearsal sees of a component: its class, dtype and config, and whether its files are here."""
+    """What a rehearsal sees of a component: class, dtype, config, packed weights, and whether its files are here."""
     original = component.original_config
     config = _config(config_folder_of(component)) if original is None else str(original.values)
-    return [component.class_name, component.dtype, str(component.folder), config]
+    told = [component.class_name, component.dtype, str(component.folder), config]
+    return [*told, str(tensors_of(component.source)) if component.source.is_gguf else ""]
 
 
 def _config(folder: Path | None) -> str:

@@ -140,6 +140,8 @@ def facts(rehearsal: Rehearsal) -> Iterator[str]:
         yield f"never ran, so what it takes is not known: {', '.join(rehearsal.never_ran)}"
     if rehearsal.stand_ins:
         yield f"not on this machine, so stand-ins took their place: {', '.join(rehearsal.stand_ins)}"
+    for name, backend in rehearsal.by_rule.items():
+        yield f"the weights of {name} are those of {backend}'s rule, decoded whole, layer by layer; it did not run"
     if rehearsal.guesses:
         guesses = ", ".join(f"{name} ({_times(count)})" for name, count in rehearsal.guesses.items())
         yield f"values that were asked for, do not exist, and were answered with zero: {guesses}"
@@ -248,7 +250,11 @@ def rehearsal_text(rehearsal: Rehearsal, width: int | None = None) -> str:
     blocks = [
         [*wrapped(verdict(rehearsal), width), *_failure_lines(rehearsal, width)],
         _remedy_lines(rehearsal, width),
-        [line for text in (f"{plan.pipeline} on {plan.machine}", *facts(rehearsal)) for line in wrapped(text, width)],
+        [
+            line
+            for text in (f"{rehearsal.pipeline} on {plan.machine}", *facts(rehearsal))
+            for line in wrapped(text, width)
+        ],
         _device_lines(devices, width),
         _phase_lines(devices, width),
         _crossing_lines(rehearsal.crossings, width),
@@ -453,6 +459,9 @@ class RehearsalData(TypedDict):
     seconds: Annotated[float, Field(ge=0, description=f"All crossings together, {ESTIMATE}.")]
     never_ran: Annotated[list[str], Field(description="Components with weights that the pipeline did not enter.")]
     stand_ins: Annotated[list[str], Field(description="Parts that were not on this machine, and were stood in for.")]
+    by_rule: Annotated[
+        dict[str, str], Field(description="Component -> backend whose rule its weights were counted by, without it.")
+    ]
     guesses: Annotated[
         dict[str, int], Field(description="Operation -> how often a value that does not exist was taken to be zero.")
     ]
@@ -468,7 +477,7 @@ def rehearsal_data(rehearsal: Rehearsal) -> RehearsalData:
         "version": REHEARSAL_VERSION,
         "ok": rehearsal.fits,
         "verdict": verdict(rehearsal),
-        "pipeline": rehearsal.plan.pipeline,
+        "pipeline": rehearsal.pipeline,
         "machine": rehearsal.plan.machine,
         "steps": {"rehearsed": rehearsed, "asked": asked},
         "arguments": dict(rehearsal.arguments),
@@ -482,6 +491,7 @@ def rehearsal_data(rehearsal: Rehearsal) -> RehearsalData:
         "seconds": sum(crossing["seconds"] for crossing in crossings),
         "never_ran": list(rehearsal.never_ran),
         "stand_ins": list(rehearsal.stand_ins),
+        "by_rule": dict(rehearsal.by_rule),
         "guesses": dict(rehearsal.guesses),
         "versions": dict(versions()),
         "plan": plan_data(rehearsal.plan),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dmconfig.assembly import Assembly
+from dmconfig.assembly import PIPELINE, Assembly
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
 
@@ -24,7 +24,7 @@ class Script:
 class Settings:
     """What a rehearsal is asked for beside the file, over which it goes; None leaves it to the file and the pipeline.
 
-    ``full`` runs every step.
+    ``full`` runs every step; ``pipeline`` is the one of the file's that is called.
     """
 
     height: int | None = None
@@ -34,3 +34,4 @@ class Settings:
     batch: int | None = None
     full: bool = False
     call: Mapping[str, Any] = field(default_factory=dict)
+    pipeline: str = PIPELINE

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dmconfig.adapters import apply_adapters
-from dmconfig.assembly import Assembly, Component
+from dmconfig.assembly import PIPELINE, Assembly, Component, Made
+from dmconfig.checkpoint import tensors_of
 from dmconfig.errors import BuildError, Code
+from dmconfig.facts import PipelineFacts
 from dmconfig.footprint import build_class_on_meta, fp32_patterns, kept_in_fp32
-from dmconfig.loaders import class_of, pipeline_class
+from dmconfig.loaders import class_of, make_pipeline
 from dmconfig.measure import config_folder_of, config_of_authors
-from dmconfig.rehearse.quantised import quantised
+from dmconfig.rehearse.adapters import put_on
+from dmconfig.rehearse.quantised import module_of_gguf, quantised
 from dmconfig.rehearse.standins import stand_in_for
+from dmconfig.remote_code import OwnCode
 from dmconfig.resolve import Resolved
-from dmconfig.spec import LoraSpec
 from dmconfig.switches import apply_switches
 
 
-def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:
-    """Return the pipeline of assembly without weights, on meta, and the names of the parts that stand-ins stand for.
+def build_skeletons(
+    resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the pipelines of assembly by name, without weights, on meta, and the parts that stand-ins stand for.
 
     Raises: BuildError: a component cannot be built from its config, or there is no config of it.
     """
@@ -33,31 +37,40 @@ def build_skeleton(resolved: Resolved, assembly: Assembly, dtypes: Mapping[str, 
         if not component.is_module:  # a tokenizer's stand-in looks at the encoder it feeds, which is there by now
             parts[component.name], is_stand_in = _other(resolved, component, parts)
             stand_ins += [component.name] if is_stand_in else []
-    pipe = _pipeline(assembly, parts)
-    _put_on(resolved, pipe, assembly)
+    pipe = _pipeline(assembly.facts, parts, assembly.config, assembly.made, code=assembly.code)
+    put_on(resolved, pipe, assembly)
     for component in assembly.modules:
         apply_switches(resolved, component, parts[component.name], dtypes[component.name])
-    return pipe, tuple(stand_ins)
+    others = {each.name: _pipeline(each.facts, parts) for each in assembly.sharing}
+    return {PIPELINE: pipe, **others}, tuple(stand_ins)
 
 
-def _pipeline(assembly: Assembly, parts: Mapping[str, Any]) -> Any:
+def _pipeline(
+    facts: PipelineFacts,
+    parts: Mapping[str, Any],
+    config: Mapping[str, Any] | None = None,
+    made: Iterable[Made] = (),
+    *,
+    code: OwnCode | None = None,
+) -> Any:
     """The pipeline of its parts, which learn nothing and show nothing."""
+    own = {slot.name: parts[slot.name] for slot in facts.slots}
     with torch.device("meta"):  # some pipelines build modules of their own
-        pipe = pipeline_class(assembly.class_name, assembly.code)(**assembly.config, **parts)
+        pipe = make_pipeline(facts, config or {}, own, made, code=code)
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(requires_grad=False)
     pipe.set_progress_bar_config(disable=True)
+    _silence(getattr(pipe, "_blocks", None))
     return pipe
 
 
-def _put_on(resolved: Resolved, pipe: Any, assembly: Assembly) -> None:
-    """Stack the LoRAs that are here, without their data. Others change no shape, or little, and are left out."""
-    stacked = [each for each in assembly.adapters if isinstance(each.spec, LoraSpec) and not each.is_fused]
-    apply_adapters(resolved, pipe, [each for each in stacked if each.file is not None])
-    for part in pipe.components.values():
-        if stacked and isinstance(part, torch.nn.Module):
-            part.to("meta")
+def _silence(blocks: Any) -> None:
+    """Show no progress of the blocks of a modular pipeline: the pipeline itself passes that on to the first of them."""
+    for block in getattr(blocks, "sub_blocks", {}).values():
+        if hasattr(block, "set_progress_bar_config"):
+            block.set_progress_bar_config(disable=True)
+        _silence(block)
 
 
 def as_loaded(module: Any, dtype: str) -> Any:
@@ -95,6 +108,9 @@ def _module(resolved: Resolved, component: Component, dtype: str) -> Any:
         fix = "load the pipeline once, which downloads what it needs, or copy its configs here"
         raise BuildError([resolved.problem(Code.COMPONENT_NOT_LOADED, component.path, what, fix=fix)])
     try:
+        tensors = tensors_of(component.source)
+        if component.source.is_gguf and tensors is not None and folder is not None:
+            return module_of_gguf(class_of(component), tensors, folder, dtype)
         module = as_loaded(_built(component, folder, dtype), dtype)
         return quantised(module, component.quantization) if component.quantization is not None else module
     except Exception as error:  # code of other libraries, on a config nobody has checked: anything may come

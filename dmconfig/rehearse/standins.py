@@ -18,6 +18,7 @@ _PIECES = re.compile(r"<\|[^|>]*\|>|</?[a-z_]+>|\[/?[A-Z_]+\]|\w+|[^\w\s]|\n+")
 _WORD = 8  # letters up to which a word is one token; a longer one is cut into sixes
 _CUT = 6
 _RESERVED_IDS = 3
+_CLIP_LENGTH = 77
 _PICTURE_SIDE = 224  # pixels, of CLIP's vision encoder
 
 
@@ -138,7 +139,8 @@ def stand_in_for(class_name: str, config: Any) -> Any:
     if class_name.startswith("CLIPTokenizer"):
         end = getattr(config, "eos_token_id", None)
         end = 49407 if end in (None, 2) else end  # 2 is what old configs say, and their models do not go by it
-        return StandInTokenizer(49408, begin=49406, end=end, padding=end, length=77)
+        length = min(getattr(config, "max_position_embeddings", _CLIP_LENGTH), _CLIP_LENGTH)
+        return StandInTokenizer(49408, begin=49406, end=end, padding=end, length=length)
     if class_name.endswith(("ImageProcessor", "FeatureExtractor")):
         size = getattr(getattr(config, "vision_config", config), "image_size", None)
         return StandInImageProcessor(size if isinstance(size, int) else _PICTURE_SIDE)

@@ -81,6 +81,9 @@ class ComponentData(_ComponentNames):
     is_written: Annotated[
         bool, Field(description="Whether what rests on disk is cast, and so is written to the offload folder.")
     ]
+    casts_inputs: Annotated[
+        bool, Field(description="Whether what enters it is cast to its dtype, because its neighbours have another.")
+    ]
     calls: Annotated[float, Field(ge=0, description="How often it runs per generation.")]
     seconds: Annotated[Seconds, Field(description="What its place adds to a generation, in seconds, an estimate.")]
     moved_bytes: Annotated[int, Field(ge=0, description="What is brought of it per generation, in bytes.")]
@@ -256,6 +259,7 @@ def _component_data(assignment: Assignment) -> ComponentData:
         "reason": assignment.reason,
         "parts": [_part_data(part) for part in assignment.parts],
         "is_written": assignment.is_written,
+        "casts_inputs": assignment.casts_inputs,
         "calls": assignment.calls,
         "seconds": assignment.seconds,
         "moved_bytes": round(assignment.moved_bytes),

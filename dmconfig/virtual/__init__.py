@@ -28,6 +28,7 @@ gradients is alive. On a host with real accelerators, ``run_hidden`` runs a proc
     disk          shape-only: files that are remembered instead of written
     loading       torch.load and storages, refused where they cannot work
     modules       adopting a module
+    quantised     weights of GGUF files
     tracking      phases: components, and how a pipeline enters them
     whereabouts   the module that is running, for errors
     machine       VirtualMachine

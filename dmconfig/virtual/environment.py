@@ -14,6 +14,7 @@ from dmconfig.virtual.cuda import accelerator_functions, cuda_functions
 from dmconfig.virtual.generator import VirtualGenerator
 from dmconfig.virtual.loading import refusing_load, refusing_resize
 from dmconfig.virtual.patching import replaced
+from dmconfig.virtual.quantised import gguf_parameters
 from dmconfig.virtual.state import MachineState
 
 _C: Any = torch._C
@@ -40,6 +41,7 @@ def virtual_environment(state: MachineState) -> Iterator[None]:
         stack.enter_context(replaced(torch.UntypedStorage, {"resize_": refusing_resize(state)}))
         stack.enter_context(replaced(_C._nn, {"_parse_to": _parse_to(state)}))
         stack.enter_context(replaced(torch.nn.Parameter, {"__new__": _new_parameter(state)}))
+        stack.enter_context(gguf_parameters())
         stack.enter_context(_buffers_marked(state))
         # computed when diffusers was imported, from the real host
         stack.enter_context(replaced(pipelines, {"SUPPORTED_DEVICE_MAP": ["balanced", "cuda", "cpu"]}))

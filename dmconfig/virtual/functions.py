@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from dmconfig.virtual import rules
 from dmconfig.virtual.errors import REFUSALS
 from dmconfig.virtual.operators import run_operator
+from dmconfig.virtual.quantised import as_parameter
 from dmconfig.virtual.state import MachineState
 from dmconfig.virtual.tensor import (
     CPU,
@@ -218,7 +219,7 @@ def _set_data(state: MachineState, func: Function, args: Args, kwargs: Kwargs) -
     with _C.DisableTorchFunction():
         new = value.twin() if isinstance(value, VirtualTensor) else value.detach()
         if is_parameter(tensor):
-            new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
+            new = as_parameter(new, like=tensor)
         _exchange(tensor, new)
     if is_weight:
         state.mark_weights(tensor)

@@ -9,8 +9,9 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from dmconfig.virtual.errors import VirtualOutOfMemoryError
+from dmconfig.virtual.quantised import as_parameter
 from dmconfig.virtual.state import MachineState
-from dmconfig.virtual.tensor import VirtualTensor, as_shape, is_parameter, no_modes, wrapped
+from dmconfig.virtual.tensor import VirtualTensor, as_shape, is_made_of_others, is_parameter, no_modes, wrapped
 from dmconfig.virtual.whereabouts import qualified
 
 _MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
@@ -52,6 +53,8 @@ def _adopt_attributes(module: torch.nn.Module, adopt: Callable[[Any], Any]) -> N
 
 
 def _adopted(state: MachineState, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if is_made_of_others(type(tensor)):
+        return _adopted_in_parts(state, tensor, device)
     content = tensor.detach()
     if dtype is not None and content.is_floating_point():
         content = content.to(dtype)
@@ -61,7 +64,18 @@ def _adopted(state: MachineState, tensor: torch.Tensor, device: torch.device, dt
         with no_modes():  # else the ledger would know the copy as one on the host
             content = content.clone()
     result = _on_device(state, content, device)
-    return torch.nn.Parameter(result, requires_grad=False) if is_parameter(tensor) else result
+    return as_parameter(result, like=tensor).requires_grad_(False) if is_parameter(tensor) else result
+
+
+def _adopted_in_parts(state: MachineState, tensor: Any, device: torch.device) -> Any:
+    names, context = tensor.__tensor_flatten__()
+    parts = {
+        name: _adopted(state, getattr(tensor, name), device, None)
+        for name in names
+        if getattr(tensor, name) is not None
+    }
+    made = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
+    return torch.nn.Parameter(made, requires_grad=False) if is_parameter(tensor) else made
 
 
 def _drops_values(state: MachineState, tensor: torch.Tensor) -> bool:

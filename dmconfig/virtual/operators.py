@@ -24,6 +24,7 @@ from dmconfig.virtual.tensor import (
     VirtualTensor,
     as_shape,
     inner_of,
+    is_made_of_others,
     is_shape_only,
     no_modes,
     tensors_in,
@@ -57,6 +58,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._state = state
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_made_of_others(kind) for kind in types):
+            return NotImplemented  # its parts come here
         return run_operator(self._state, func, args, kwargs or {})
 
 

@@ -11,7 +11,7 @@ import torch
 
 from dmconfig.virtual.errors import UnknownValueError
 from dmconfig.virtual.ledger import Kind, Ledger
-from dmconfig.virtual.tensor import CPU, META, as_shape, inner_of, wrapped
+from dmconfig.virtual.tensor import CPU, META, as_shape, inner_of, parts_of, wrapped
 
 UnknownValues = Literal["raise", "zero"]
 _MODELLED_TYPES = ("cpu", "cuda", "meta")
@@ -67,8 +67,9 @@ class MachineState:
 
     def mark_weights(self, tensor: torch.Tensor) -> None:
         """Record the memory of tensor as weights, wherever it is."""
-        if tensor.device.type in ("cpu", "cuda"):
-            self.ledger.record(inner_of(tensor).untyped_storage(), str(tensor.device), "weights")
+        for part in parts_of(tensor):
+            if part.device.type in ("cpu", "cuda"):
+                self.ledger.record(inner_of(part).untyped_storage(), str(part.device), "weights")
 
     def zero_for_unknown(self, operation: str, dtype: torch.dtype) -> bool | int | float:
         """Answer for a value that does not exist, and count the guess.

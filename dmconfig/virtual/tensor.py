@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -173,6 +174,26 @@ def with_tensors(
         return value
 
     return tuple([converted(value) for value in args]), {name: converted(value) for name, value in kwargs.items()}
+
+
+@functools.cache
+def is_made_of_others(kind: type) -> bool:
+    """Tell whether tensors of a class are made of other tensors, as those of torchao and quanto are.
+
+    Such a class says itself what an operator is on its parts, which may be on a virtual device.
+    """
+    return hasattr(kind, "__tensor_flatten__")
+
+
+def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors that one is made of; of a plain one, itself."""
+    if not is_made_of_others(type(tensor)):
+        yield tensor
+        return
+    quantised: Any = tensor
+    for name in quantised.__tensor_flatten__()[0]:
+        if getattr(tensor, name) is not None:
+            yield from parts_of(getattr(tensor, name))
 
 
 def is_shape_only(tensor: torch.Tensor) -> bool:

@@ -97,6 +97,7 @@ def test_every_key_of_the_models_is_documented() -> None:
         assert doc.example, doc.path
     assert [path for path, doc in docs.items() if doc.default is None] == [
         "version", "pipeline", "pipeline.source", "pipeline.custom_pipeline.source",
+        "pipeline.connected.prior.source",
         "components.<component>.cache.class", "quantization.<component>.quant_backend", "adapters.lora[].source",
         "adapters.textual_inversion[].source", "adapters.ip_adapter[].source", "pipelines.<name>.class",
         "device_map.<component>.execution",

@@ -69,7 +69,8 @@ def test_plan_json_has_stable_keys() -> None:
         component.keys()
         == {
             "component", "class", "dtype", "bytes", "peak_bytes", "measured_from", "execution_device",
-            "storage_device", "residency", "reason", "parts", "is_written", "calls", "seconds", "moved_bytes",
+            "storage_device", "residency", "reason", "parts", "is_written", "casts_inputs", "calls", "seconds",
+            "moved_bytes",
         }
         for component in data["components"]
     )  # fmt: skip

@@ -61,6 +61,7 @@ def test_rehearse_what_does_not_fit_exits_with_three() -> None:
         (("--machine", "apple-m1"), ""),
         ((*MACHINE, "--out", "page.txt"), "does not end in .html"),
         ((*MACHINE, "--call", "no_such_argument=1"), "takes no argument"),
+        ((*MACHINE, "--pipeline", "again"), "the file has no pipeline 'again'"),
     ],
 )
 def test_rehearse_mistakes_are_told_before_anything_runs(arguments: tuple[str, ...], told: str) -> None:
@@ -138,3 +139,21 @@ def test_the_pages_show_the_rehearsal_that_the_command_prints(tmp_path: Path, mo
         shown = shown.partition("```")[0].partition("...\n")[0]
         assert shown.count("\n") > 10
         assert printed.startswith(shown), page
+
+
+def test_rehearse_another_pipeline_of_the_file(tmp_path: Path) -> None:
+    """The call is that of the pipeline named, with a picture of its own; arguments on the line are for it."""
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        f"version: 1\npipeline: {{source: {ROOT / 'examples' / 'digits' / 'pipeline'}}}\n"
+        "pipelines: {again: {class: StableDiffusionImg2ImgPipeline, call: {strength: 0.5}}}\n"
+    )
+    code, output, errors = rehearse(
+        file, *MACHINE, "--pipeline", "again", "--call", "num_inference_steps=8", "--format", "json"
+    )
+    assert (code, errors) == (0, "")
+    data = json.loads(output)
+    assert data["steps"] == {"rehearsed": 2, "asked": 4}
+    assert data["pipeline"] == "StableDiffusionImg2ImgPipeline"
+    assert data["arguments"]["strength"] == 0.5
+    assert any(peak["phase"] == "vae.encode" for device in data["devices"] for peak in device["phases"])

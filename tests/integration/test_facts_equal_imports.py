@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+import diffusers
 import pytest
 
 from dmconfig.facts import (
@@ -19,13 +20,24 @@ from dmconfig.facts import (
     PipelineFacts,
     class_facts,
     dataclass_fields,
+    fits,
     known_attention_backends,
     known_pipelines,
     method_parameters,
     pipeline_facts,
 )
 from dmconfig.facts.installed import installed_libraries
-from dmconfig.facts.lookup import _backends, _class, _fields, _known, _method, _pipeline
+from dmconfig.facts.lookup import (
+    _backends,
+    _class,
+    _fields,
+    _known,
+    _known_modular,
+    _method,
+    _modular,
+    _pipeline,
+)
+from dmconfig.footprint import import_library
 from dmconfig.spec import CompileSpec
 from dmconfig.switches import _CACHES
 
@@ -51,10 +63,10 @@ def fresh_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Facts come from source, not from an earlier run's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DMCONFIG_CACHE", str(tmp_path_factory.mktemp("cache")))
-        for lookup in (_pipeline, _class, _known, _method, _fields, _backends):
+        for lookup in (_pipeline, _modular, _class, _known, _known_modular, _method, _fields, _backends):
             lookup.cache_clear()
         yield
-        for lookup in (_pipeline, _class, _known, _method, _fields, _backends):
+        for lookup in (_pipeline, _modular, _class, _known, _known_modular, _method, _fields, _backends):
             lookup.cache_clear()
 
 
@@ -204,8 +216,6 @@ def class_mismatches(cls: Any, facts: ClassFacts) -> list[str]:
 
 def test_every_pipeline_read_equals_imported() -> None:
     """For every pipeline diffusers exports, components, call parameters and offload attributes are as imported."""
-    import diffusers
-
     compared, found = 0, []
     for name, cls in exported_classes(diffusers, diffusers.DiffusionPipeline):
         if cls is diffusers.DiffusionPipeline:
@@ -226,7 +236,6 @@ def test_every_known_pipeline_has_facts() -> None:
 
 def test_every_diffusers_class_read_equals_imported() -> None:
     """For every model and scheduler diffusers exports, class attributes and ancestors are as imported."""
-    import diffusers
     import torch
 
     compared, found = 0, []
@@ -267,6 +276,85 @@ def sampled_transformers_classes() -> list[str]:
         module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
         found += [name for name in module.__all__ if name.endswith(MODEL_ENDINGS)]
     return found
+
+
+MODULAR = sorted(name for name in dir(diffusers) if name.endswith("ModularPipeline") and name != "ModularPipeline")
+
+
+@pytest.mark.parametrize("name", MODULAR)
+def test_modular_pipeline_read_equals_its_blocks_made(name: str) -> None:
+    """What the blocks of a pipeline need, make and take, put together from source, is what they say when made."""
+    facts = pipeline_facts(name)
+    assert facts is not None
+    blocks = getattr(diffusers, getattr(diffusers, name).default_blocks_name)()
+    parts = {spec.name: spec for spec in blocks.expected_components}
+    made = [name for name, spec in parts.items() if spec.default_creation_method == "from_config"]
+    outputs = {output.name for output in blocks.intermediate_outputs}
+    call = {
+        each.name: (each.required and each.default is None and each.name not in outputs, as_json(each.default))
+        for each in blocks.inputs
+        if each.name is not None
+    }
+
+    assert facts.blocks == type(blocks).__name__
+    assert [slot.name for slot in facts.slots] == list(parts)
+    assert list(facts.made) == made
+    assert list(facts.config_parameters) == [config.name for config in blocks.expected_configs]
+    assert {each.name: (each.required, each.default) for each in facts.call} == call
+    for slot in facts.slots:
+        assert slot.optional
+        hint = parts[slot.name].type_hint
+        kind = class_facts(hint.__module__.partition(".")[0], hint.__name__) if hint is not None else None
+        assert kind is None or fits(slot, kind)
+
+
+@pytest.mark.parametrize("name", MODULAR)
+def test_order_of_a_modular_pipeline_is_of_models_that_are_loaded(name: str) -> None:
+    """Each once; a text encoder before what denoises, and that before what decodes, unless a denoiser does that too."""
+    facts = pipeline_facts(name)
+    assert facts is not None
+    order = facts.model_cpu_offload_seq
+    assert order is not None
+    assert len(set(order)) == len(order)
+    assert set(order) <= {slot.name for slot in facts.slots} - {*facts.made, "controlnet", "scheduler", "tokenizer"}
+    usual = ["text_encoder", "unet", "transformer", "diffusion_decoder" if "diffusion_decoder" in order else "vae"]
+    ranked = [each for each in order if each in usual]
+    assert ranked == sorted(ranked, key=usual.index)
+
+
+def test_other_blocks_of_a_modular_pipeline_are_read() -> None:
+    """An index may name blocks that are not the class's default; of none that diffusers has, the default are read."""
+    assert pipeline_facts("WanModularPipeline", "WanImage2VideoAutoBlocks") != pipeline_facts("WanModularPipeline")
+    for blocks in ("MyBlocks", "SequentialPipelineBlocks", "FluxPipeline", "not a name"):
+        facts = pipeline_facts("FluxModularPipeline", blocks)
+        assert facts is not None
+        assert facts.blocks == "FluxAutoBlocks"
+
+
+def test_connected_pipelines_read_equal_imported() -> None:
+    """Of every class whose parts diffusers loads from another repository, and of no other."""
+    facts = [pipeline_facts(name) for name in known_pipelines()]
+    connected = {each.class_name for each in facts if each is not None and each.connected == ("prior",)}
+    imported = {
+        name for name, cls in exported_classes(diffusers, diffusers.DiffusionPipeline) if cls._load_connected_pipes
+    }
+    assert imported == connected
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("wuerstchen", "PaellaVQModel"),
+        ("paint_by_example", "PaintByExampleImageEncoder"),
+        ("unclip", "UnCLIPTextProjModel"),
+    ],
+)
+def test_class_of_a_folder_that_has_moved_is_read_and_imported(folder: str, name: str) -> None:
+    """Published indexes name the folder as it was; diffusers finds it there no more."""
+    facts = class_facts(folder, name)
+    assert facts is not None
+    assert facts.module.startswith(f"diffusers.pipelines.deprecated.{folder}.")
+    assert getattr(import_library(folder), name).__name__ == name
 
 
 CLASSES_OF_PIPELINE_FOLDERS = (
@@ -328,8 +416,6 @@ def parameters_of(function: Any) -> list[str]:
 
 def test_methods_behind_switches_take_what_they_do_when_imported() -> None:
     """Of every model of diffusers: which switches it has, and their arguments."""
-    import diffusers
-
     wrong = []
     for name, cls in exported_classes(diffusers, diffusers.ModelMixin):
         for method in SWITCHES:
@@ -342,7 +428,6 @@ def test_methods_behind_switches_take_what_they_do_when_imported() -> None:
 
 def test_configurations_take_what_they_do_when_imported() -> None:
     """Quantisation and caches: the arguments of the classes of both libraries."""
-    import diffusers
     import transformers
 
     for library in (diffusers, transformers):

@@ -25,7 +25,7 @@ from dmconfig.pinning import pin
 from dmconfig.rehearse import Script, Settings, rehearse
 from dmconfig.units import MIB
 from tests.conftest import assignment, inventory, only_problem
-from tests.loopback_hub import Hub, connected
+from tests.loopback_hub import Hub, ask, serve
 from tests.single_files import write_checkpoint
 from tests.tiny_pipelines import draw, write_tiny
 from tests.virtual_devices import MakeMachine
@@ -232,7 +232,8 @@ def test_a_controlnet_s_original_config_still_fails_in_diffusers(made: Path) -> 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    with connected(monkeypatch, tmp_path / "home") as hub:
+    with serve() as hub:
+        ask(hub, monkeypatch, tmp_path / "home")
         yield hub
 
 

@@ -91,8 +91,16 @@ def test_planned_bytes_of_quantised_components_are_those_in_memory(section: str,
     assert smaller
 
 
-def test_torchao_draws_what_it_does_by_hand(folder: Path, virtual_machine: MakeMachine) -> None:
-    """An int8 denoiser computes on the cpu beside the others on an accelerator: the bits of diffusers' own, twice."""
+PLACES = {
+    "cpu": "{transformer: cpu, text_encoder_2: cpu, default: 'cuda:1'}",
+    "two devices": "{transformer: 'cuda:0', text_encoder_2: 'cuda:1', default: 'cuda:1'}",
+    "brought": "{transformer: {execution: 'cuda:0', offload: model}, default: 'cuda:1'}",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_torchao_draws_what_it_does_by_hand(place: str, folder: Path, virtual_machine: MakeMachine) -> None:
+    """An int8 denoiser and encoder, beside others on an accelerator or on one: the bits of diffusers' own, twice."""
     from torchao.quantization import Int8WeightOnlyConfig
 
     transformer = diffusers.FluxTransformer2DModel.from_pretrained(
@@ -111,31 +119,35 @@ def test_torchao_draws_what_it_does_by_hand(folder: Path, virtual_machine: MakeM
     expected = drawn(by_hand)
 
     virtual_machine()
-    place = "device_map: {transformer: cpu, text_encoder_2: cpu, default: 'cuda:1'}"
-    pipe = load_from_yaml(spec(folder, SECTIONS["torchao int8"], place))
+    pipe = load_from_yaml(spec(folder, SECTIONS["torchao int8"], f"device_map: {PLACES[place]}"))
 
-    assert type(pipe.transformer.transformer_blocks[0].attn.to_q.weight).__name__ == "Int8Tensor"
+    weight = pipe.transformer.transformer_blocks[0].attn.to_q.weight
     assert np.array_equal(drawn(pipe), expected)
+    assert type(weight).__name__ == "Int8Tensor"
+    assert str(weight.qdata.device) == ("cuda:0" if place == "two devices" else "cpu")
     assert np.array_equal(drawn(pipe), expected)
 
 
 @pytest.mark.parametrize("how", ["", "model"])
 def test_quanto_on_two_devices_draws_what_it_does_by_hand(how: str, folder: Path, virtual_machine: MakeMachine) -> None:
-    """Its kernels differ from device to device, so by hand means on an accelerator too: the same bits, twice."""
-    virtual_machine()
+    """Packed weights stay packed on their device, and draw the bits of the cpu, twice."""
     transformer = diffusers.FluxTransformer2DModel.from_pretrained(
         folder / "flux" / "transformer",
         quantization_config=diffusers.QuantoConfig(weights_dtype="int8"),
         dtype=torch.bfloat16,
     )
     by_hand = DiffusionPipeline.from_pretrained(folder / "flux", transformer=transformer, dtype=torch.bfloat16)
-    expected = drawn(by_hand.to("cuda:0"))
+    expected = drawn(by_hand)
 
+    virtual_machine()
     unet = f"{{execution: 'cuda:1', offload: {how}}}" if how else "'cuda:1'"
     place = f"device_map: {{transformer: {unet}, default: 'cuda:0'}}"
     pipe = load_from_yaml(spec(folder, "{transformer: quanto}", place))
 
+    weight = pipe.transformer.transformer_blocks[0].attn.to_q.weight
     assert np.array_equal(drawn(pipe), expected)
+    assert type(weight).__name__ == "WeightQBytesTensor"
+    assert str(weight._data.device) == ("cpu" if how else "cuda:1")
     assert np.array_equal(drawn(pipe), expected)
 
 

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 import transformers
 
+from dmconfig.assembly import PIPELINE
 from dmconfig.build import build_pipelines
 from dmconfig.dispatch import dispatch, placement
 from dmconfig.errors import SpecError
@@ -22,8 +23,9 @@ from dmconfig.load import Checked, check_file, plan_for
 from dmconfig.progress import NoProgress
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
 from dmconfig.rehearse import rehearsal as rehearsing
+from dmconfig.rehearse.adapters import pictures_for
 from dmconfig.rehearse.inputs import arguments, steps_of
-from dmconfig.rehearse.skeleton import build_skeleton
+from dmconfig.rehearse.skeleton import build_skeletons
 from dmconfig.resolve import overrides_from_mapping
 from dmconfig.units import GIB
 from dmconfig.virtual import VirtualMachine
@@ -94,18 +96,28 @@ def rehearsed(checked: Checked, settings: Settings, gpus: Sequence[float] = (1, 
 
 def with_values(checked: Checked, rehearsal: Rehearsal, settings: Settings) -> tuple[Peaks, Moves]:
     """Return what the books of a machine say of a run of the loaded pipeline, in which everything is computed."""
-    pipe: Any = build_pipelines(checked.resolved, checked.assembly, rehearsal.plan, NoProgress())[0]
+    pipes = build_pipelines(checked.resolved, checked.assembly, rehearsal.plan, NoProgress())
+    pipe: Any = pipes[[PIPELINE, *checked.spec.pipelines].index(settings.pipeline)]
+    facts = checked.assembly.facts_of(settings.pipeline)
     pipe.set_progress_bar_config(disable=True)
     capacities = {device.id: device.capacity_bytes for device in rehearsal.devices}
     with VirtualMachine([*capacities.values()]) as machine, torch.no_grad():
-        for part in pipe.components.values():
+        for part in {name: part for each in pipes for name, part in each.components.items()}.values():
             if isinstance(part, torch.nn.Module):
                 machine.adopt(part)
         options = checked.spec.group_offload.model_dump()
-        dispatch(pipe, rehearsal.plan, in_turn=checked.assembly.in_turn, group_options=options, is_mapped=False)
+        dispatch(
+            pipes[0],
+            rehearsal.plan,
+            sharing=[(each, {}) for each in pipes[1:]],
+            in_turn=checked.assembly.in_turn,
+            group_options=options,
+            is_mapped=False,
+        )
         machine.ledger.reset()
-        steps = steps_of(pipe, checked.assembly.facts, settings, {})
-        given = arguments(pipe, checked.assembly.facts, settings, {}, steps)
+        steps = steps_of(pipe, facts, settings, {})
+        given = arguments(pipe, facts, settings, {}, steps)
+        given |= pictures_for(pipe, facts, given, checked.assembly.adapters)
         with machine.track(pipe.components):
             pipe(**given)
         ledger = machine.ledger
@@ -141,7 +153,11 @@ def check_shape_mode(call: str, placement: str, tiny: Tiny) -> None:
     """Hold what a rehearsal says of every peak and every move against the same run with values."""
     overrides = test_matrix.PLACEMENTS[placement](tiny.parts(call))
     gpus = (1,) * test_matrix.DEVICES.get(placement, 2)
-    checked, settings = tiny.checked(call, overrides), settings_of(call)
+    check_against_values(tiny.checked(call, overrides), settings_of(call), gpus)
+
+
+def check_against_values(checked: Checked, settings: Settings, gpus: Sequence[float] = (1, 1)) -> Rehearsal:
+    """Hold a rehearsal against the same run with values, and return it."""
     rehearsal = rehearsed(checked, settings, gpus)
     peaks, moves = with_values(checked, rehearsal, settings)
 
@@ -149,6 +165,7 @@ def check_shape_mode(call: str, placement: str, tiny: Tiny) -> None:
     assert not rehearsal.odd_output
     assert peaks_of(rehearsal) == peaks
     assert moves_of(rehearsal) == moves
+    return rehearsal
 
 
 QUICK = [("sd", "one of each"), ("flux", "denoiser alone"), ("sd-inpaint", "sequential_cpu_offload")]
@@ -269,7 +286,8 @@ def test_what_a_whole_generation_moves_is_told_from_a_few_steps(
 def test_multistep_solvers_reach_their_order(scheduler: str, run: int, tiny: Tiny) -> None:
     """One step more than they look back, and two for the others."""
     checked = tiny.checked("sd", {"components.scheduler.class": scheduler})
-    pipe, _stand_ins = build_skeleton(checked.resolved, checked.assembly, dict.fromkeys(NAMES_OF_SD, "float32"))
+    pipes, _stand_ins = build_skeletons(checked.resolved, checked.assembly, dict.fromkeys(NAMES_OF_SD, "float32"))
+    pipe = pipes[PIPELINE]
     steps = steps_of(pipe, checked.assembly.facts, Settings(steps=20), {})
     assert {name: (each.run, each.asked) for name, each in steps.items()} == {"scheduler": (run, 20)}
 
@@ -366,7 +384,8 @@ def test_packaged_settings_reach_the_pipeline(tmp_path: Path) -> None:
     checked = check_file(file)
     dtypes = {component.name: "bfloat16" for component in checked.assembly.modules}
 
-    pipe, _stand_ins = build_skeleton(checked.resolved, checked.assembly, dtypes)
+    pipes, _stand_ins = build_skeletons(checked.resolved, checked.assembly, dtypes)
+    pipe = pipes[PIPELINE]
 
     assert pipe.config.boundary_ratio == 0.875
 

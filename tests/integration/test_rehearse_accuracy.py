@@ -19,13 +19,14 @@ from diffusers.models.modeling_utils import no_init_weights
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from dmconfig.assembly import PIPELINE
 from dmconfig.configs import config_folder
 from dmconfig.footprint import build_on_meta
 from dmconfig.rehearse import Settings
 from dmconfig.rehearse.inputs import arguments, steps_of
 from dmconfig.rehearse.margins import BLAS_BYTES, CONTEXT_BYTES, margins_of, workspace_bytes
 from dmconfig.rehearse.model import PhasePeak
-from dmconfig.rehearse.skeleton import as_loaded, build_skeleton
+from dmconfig.rehearse.skeleton import as_loaded, build_skeletons
 from dmconfig.units import GIB
 from dmconfig.virtual import VirtualMachine
 from tests.conftest import checked_from
@@ -200,7 +201,8 @@ def test_denoiser_takes_what_others_measured(
 def flux_in_bfloat16() -> Any:
     checked = checked_from(f"version: 1\npipeline: {{source: {FLUX.hub_id}, dtype: bfloat16}}\n")
     dtypes = {component.name: "bfloat16" for component in checked.assembly.modules}
-    pipe, _stand_ins = build_skeleton(checked.resolved, checked.assembly, dtypes)
+    pipes, _stand_ins = build_skeletons(checked.resolved, checked.assembly, dtypes)
+    pipe = pipes[PIPELINE]
     return pipe, checked.assembly.facts
 
 

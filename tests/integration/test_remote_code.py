@@ -30,7 +30,7 @@ from dmconfig.rehearse import Script, Settings, rehearse
 from dmconfig.rehearse.apart import pickled
 from dmconfig.units import MIB
 from tests.conftest import EXAMPLES, inventory, only_problem
-from tests.loopback_hub import Hub, connected
+from tests.loopback_hub import Hub, ask, serve
 from tests.tiny_pipelines import call_arguments, draw, write_tiny
 from tests.virtual_devices import MakeMachine
 
@@ -145,7 +145,8 @@ def spec(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    with connected(monkeypatch, tmp_path / "home") as hub:
+    with serve() as hub:
+        ask(hub, monkeypatch, tmp_path / "home")
         yield hub
 
 

@@ -6,8 +6,10 @@ together by hand with diffusers, and the planned bytes are the loaded ones.
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,12 @@ from transformers import CLIPTextModel
 
 from dmconfig import DMConfigError, load_from_yaml, plan_from_yaml
 from dmconfig.errors import Code
+from dmconfig.inventory import parse_machine
+from dmconfig.load import check_file, plan_for
+from dmconfig.rehearse import Settings
+from dmconfig.staging import rehearse_file
 from tests.conftest import only_problem
+from tests.loopback_hub import ask, serve
 from tests.single_files import WEIGHTS, write_checkpoint, write_gguf
 from tests.tiny_pipelines import draw, write_tiny
 from tests.virtual_devices import MakeMachine
@@ -224,16 +231,19 @@ def by_hand_gguf(root: Path, dtype: torch.dtype) -> Any:
     return FluxPipeline.from_pretrained(root / "flux", transformer=transformer, dtype=dtype)
 
 
+@pytest.mark.parametrize("place", ["cpu", "cuda:0", {"execution": "cuda:0", "offload": "model"}], ids=str)
 def test_gguf_is_planned_by_its_header_and_runs(
-    root: Path, spec: Callable[[str], Path], virtual_machine: MakeMachine
+    root: Path, spec: Callable[[str], Path], virtual_machine: MakeMachine, place: object
 ) -> None:
     """Quantised weights stay as stored: the plan has their bytes, and the picture is that of diffusers' own loader."""
     file = spec("pipeline: {source: ./flux, dtype: bfloat16}\ncomponents: {transformer: {source: ./flux.gguf}}\n")
     hand = by_hand_gguf(root, torch.bfloat16)
     plain = FluxTransformer2DModel.from_pretrained(root / "flux" / "transformer", dtype=torch.bfloat16)
-    pipe = assert_as_by_hand(file, hand, "flux", virtual_machine, {"transformer": "cpu", "default": "cuda:1"})
+    pipe = assert_as_by_hand(file, hand, "flux", virtual_machine, {"transformer": place, "default": "cuda:1"})
     assert loaded_bytes(pipe.transformer) < 0.75 * loaded_bytes(plain)
-    assert any(getattr(parameter, "quant_type", None) is not None for parameter in pipe.transformer.parameters())
+    packed = [parameter for parameter in pipe.transformer.parameters() if hasattr(parameter, "quant_type")]
+    assert packed
+    assert {str(parameter.device) for parameter in packed} == {"cuda:0" if place == "cuda:0" else "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -274,6 +284,18 @@ def test_gguf_where_it_cannot_be(spec: Callable[[str], Path], text: str, code: C
     assert what in problem.what
 
 
+def test_gguf_without_its_package_is_told_before_loading(
+    spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning needs no package, and loading says which."""
+    file = spec(GGUF_IN_FLUX)
+    monkeypatch.setattr("dmconfig.quantization.importlib.util.find_spec", lambda _: None)
+    assert plan_from_yaml(file)
+    problem = refused(file)
+    assert (problem.code, problem.fix) == (Code.PACKAGE_MISSING, "pip install gguf")
+    assert problem.what == "loading transformer from ./flux.gguf takes gguf, which is not installed"
+
+
 # From elsewhere
 
 
@@ -295,3 +317,75 @@ def test_a_component_from_another_pipeline_and_one_that_the_source_lacks(
         "  safety_checker: null\n"
     )
     assert_as_by_hand(file, hand, "controlnet", virtual_machine, {**TWO, "controlnet": "cuda:1"})
+
+
+# On the hub
+
+
+@pytest.mark.parametrize(
+    ("text", "home", "config"),
+    [
+        ("pipeline: {source: dm/files/sd.safetensors, config: dm/sd}\n", "sd", "unet/config.json"),
+        (
+            "pipeline: {source: dm/flux, dtype: bfloat16}\ncomponents: {transformer: {source: dm/files/flux.gguf}}\n",
+            "flux",
+            "transformer/config.json",
+        ),
+        (
+            "pipeline: {source: dm/sd}\ncomponents: {unet: {source: dm/files/u.safetensors}}\n",
+            "sd",
+            "unet/config.json",
+        ),
+    ],
+    ids=["pipeline", "gguf", "component"],
+)
+def test_single_files_on_the_hub_are_planned_by_their_headers(  # noqa: PLR0917 - fixtures among them
+    root: Path, spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, text: str, home: str, config: str
+) -> None:
+    """The plan is that of the same files on this machine, to the byte; headers and configs travel, and no weights."""
+    tensors = load_file(root / "sd.safetensors")
+    denoiser = {name: tensor for name, tensor in tensors.items() if name.startswith("model.diffusion_model.")}
+    save_file(denoiser, root / "u.safetensors")
+    machine = parse_machine("1GiB", "1GiB")
+    local = text.replace("dm/files/", "./").replace("dm/", "./")
+    expected = plan_for(check_file(spec(local)), machine)
+    with serve() as hub:
+        ask(hub, monkeypatch, root / "home")
+        files = {name: (root / name).read_bytes() for name in ("sd.safetensors", "flux.gguf", "u.safetensors")}
+        hub.add("dm/files", more=files)
+        for kind in ("sd", "flux"):
+            hub.add(f"dm/{kind}", root / kind)
+        planned = plan_for(check_file(spec(text), ask_hub=True), machine, ask_hub=True)
+        sent = hub.sent
+    shutil.rmtree(root / "home", ignore_errors=True)
+    for ours, theirs in zip(planned.assignments, expected.assignments, strict=True):
+        assert replace(ours, measured_from="weights") == replace(theirs, measured_from="weights")
+    of_files = {name: size for name, size in sent.items() if name.startswith("dm/files ")}
+    (name,) = of_files
+    assert of_files[name] <= (2**16 if "gguf" in name else len(files[name.partition(" ")[2]]) / 2)
+    assert {f"dm/{home} {file}" for file in ("model_index.json", config)} <= sent.keys()
+
+
+def test_a_pipeline_on_the_hub_is_rehearsed_without_its_weights(
+    root: Path, spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configs are downloaded and headers looked at: the peaks are those of the same files on this machine."""
+    text = "pipeline: {source: dm/flux, dtype: bfloat16}\ncomponents: {transformer: {source: dm/files/flux.gguf}}\n"
+    machine, settings = parse_machine("2x1GiB", "1GiB"), Settings(height=32, width=32, call={"max_sequence_length": 16})
+    local = spec(text.replace("dm/files/", "./").replace("dm/", "./"))
+    expected = rehearse_file(functools.partial(check_file, local), [], machine, settings)
+    with serve() as hub:
+        ask(hub, monkeypatch, root / "rehearsed")
+        hub.add("dm/files", more={"flux.gguf": (root / "flux.gguf").read_bytes()})
+        hub.add("dm/flux", root / "flux")
+        check = functools.partial(check_file, spec(text), ask_hub=True, with_configs=True)
+        rehearsal = rehearse_file(check, [], machine, settings, ask_hub=True)
+        here = {file.name for file in (root / "rehearsed").rglob("*") if file.is_file()}
+    shutil.rmtree(root / "rehearsed")
+    assert rehearsal.failure is None
+    assert {"config.json", "scheduler_config.json", "model_index.json"} <= here
+    assert not [name for name in here if name.endswith((".safetensors", ".gguf"))]
+    assert set(rehearsal.stand_ins) == {"tokenizer", "tokenizer_2"}
+    assert [device.peak.weights_bytes for device in rehearsal.devices] == [
+        device.peak.weights_bytes for device in expected.devices
+    ]

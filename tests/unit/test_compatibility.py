@@ -12,7 +12,7 @@ import pytest
 
 from dmconfig.catalog import known_ids
 from dmconfig.check import check
-from dmconfig.compatibility import dtype_notes, incompatible_dtypes, incompatible_parts
+from dmconfig.compatibility import casting_inputs, dtype_notes, incompatible_dtypes, incompatible_parts
 from dmconfig.configs import config_folder
 from dmconfig.document import parse_document
 from dmconfig.errors import Code, DMConfigError, Problem
@@ -191,8 +191,12 @@ def test_prediction_type_of_a_scheduler_from_elsewhere(copy: Callable[..., Path]
 @pytest.mark.parametrize(
     ("head", "more", "names"),
     [
-        (", dtype: fp16", "vae: {dtype: fp32}", "text_encoder is float16, unet is float16, vae is float32"),
-        ("", "unet: {dtype: bf16}, vae: {dtype: fp16}", "unet is bfloat16, vae is float16"),
+        (", dtype: fp16", "text_encoder: {dtype: fp32}", "text_encoder is float32, unet is float16"),
+        (
+            ", dtype: fp16",
+            "unet: {dtype: bf16}, vae: {dtype: fp32}",
+            "text_encoder is float16, unet is bfloat16",
+        ),
     ],
 )
 def test_dtypes_that_cannot_meet(copy: Callable[..., Path], head: str, more: str, names: str) -> None:
@@ -201,6 +205,19 @@ def test_dtypes_that_cannot_meet(copy: Callable[..., Path], head: str, more: str
     assert (problem.code, problem.what) == (
         Code.INCOMPATIBLE_DTYPES, f"what these hand to each other must be of one dtype: {names}",
     )  # fmt: skip
+
+
+def test_an_autoencoder_of_another_dtype_is_cast_to(copy: Callable[..., Path]) -> None:
+    """It is given one thing in one place, so nothing is refused, and the plan says what will be done."""
+    assert problems(copy(SD), "components: {vae: {dtype: float32}}\n", ", dtype: float16") == ()
+    text = f"version: 1\npipeline: {{source: {SD}, dtype: float16}}\ncomponents: {{vae: {{dtype: float32}}}}\n"
+    assert [*dtype_notes(checked_from(text).assembly)] == [
+        "what vae decodes is cast to its float32 first, and what it encodes is cast back"
+    ]
+    sharing = "pipelines: {again: {class: StableDiffusionImg2ImgPipeline}}\n"
+    assembly = checked_from(f"{text}{sharing}").assembly
+    assert [*casting_inputs(assembly, {"unet": "float16", "vae": "float32"})] == ["vae"]
+    assert [*casting_inputs(assembly, {"unet": "float16", "vae": "float16", "safety_checker": "float32"})] == []
 
 
 def test_dtypes_that_meet_nowhere_are_fine(copy: Callable[..., Path]) -> None:
@@ -213,8 +230,9 @@ def test_dtypes_that_meet_nowhere_are_fine(copy: Callable[..., Path]) -> None:
 def test_stored_dtypes_that_cannot_meet_are_remarked_on() -> None:
     """What nobody wrote is not refused, but the plan says what will happen, and what to write."""
     checked = checked_from(f"version: 1\npipeline: {{source: {SD}}}\ncomponents: {{unet: {{dtype: bfloat16}}}}\n")
-    (note,) = dtype_notes(checked.assembly)
+    cast, note = dtype_notes(checked.assembly)
+    assert cast == "what vae decodes is cast to its float32 first, and what it encodes is cast back"
     assert note == (
         "will fail in its first call, because one dtype is needed where these meet: "
-        "text_encoder is float32, unet is bfloat16, vae is float32; write dtype"
+        "text_encoder is float32, unet is bfloat16; write dtype"
     )

@@ -22,7 +22,8 @@ from dmconfig.load import Checked, check_file, fetched, plan_for
 from dmconfig.measure import component_weights
 from dmconfig.progress import Item, NoProgress
 from dmconfig.source import locate_source
-from tests.loopback_hub import Hub, connected
+from tests.gguf_files import gguf
+from tests.loopback_hub import Hub, ask, serve
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "pipeline"
 WITHOUT_UNET = [
@@ -59,7 +60,8 @@ BROKEN_OFF = "run it again: files that are whole are kept, only the others are d
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """A hub of this test alone, an empty cache, no token, no waiting between the client's tries."""
-    with connected(monkeypatch, tmp_path / "home") as hub:
+    with serve() as hub:
+        ask(hub, monkeypatch, tmp_path / "home")
         yield hub
 
 
@@ -692,6 +694,65 @@ def test_plan_asks_the_hub_for_headers_alone(hub: Hub, spec: Callable[[str], Pat
     assert 0 < weights < sum(each.nbytes for each in plan.assignments) / 20
 
 
+def test_plan_of_a_gguf_file_on_the_hub_is_that_of_the_file(hub: Hub, spec: Callable[[str], Path]) -> None:
+    """Quantised weights are counted by the header on the hub, and nothing else is read of the file or downloaded.
+
+    Of a known pipeline whose licence was not accepted the figures are those of the catalogue.
+    """
+    weights = {f"{name}/model.safetensors": b"x" for name in ("text_encoder", "text_encoder_2")}
+    weights["vae/diffusion_pytorch_model.safetensors"] = b"x"
+    hub.add("black-forest-labs/FLUX.1-dev", None, weights).failure = "gated"
+    data = gguf({"img_in.weight": ("Q4_K", (512, 4096)), "img_in.bias": ("F32", (512,))})
+    hub.add("dm/gguf", None, {"flux-Q4_K_S.gguf": data})
+    local, remote = (spec().parent / name for name in ("local.yaml", "remote.yaml"))
+    (local.parent / "flux.gguf").write_bytes(data)
+    head = "version: 1\npipeline: {source: black-forest-labs/FLUX.1-dev, dtype: bfloat16}\n"
+    local.write_text(f"{head}components: {{transformer: {{source: ./flux.gguf}}}}\n")
+    remote.write_text(f"{head}components: {{transformer: {{source: dm/gguf/flux-Q4_K_S.gguf}}}}\n")
+    machine = parse_machine("24GiB", "64GiB")
+    with pytest.raises(SourceError) as caught:
+        plan_for(check_file(remote), machine)
+    assert "plan with --hub" in caught.value.problems[0].fix
+
+    plan = plan_for(check_file(remote, ask_hub=True), machine, ask_hub=True)
+
+    known = plan_for(check_file(local), machine)
+    assert [each.nbytes for each in plan.assignments] == [each.nbytes for each in known.assignments]
+    of_file = next(each for each in plan.assignments if each.component == "transformer")
+    assert (of_file.nbytes, of_file.measured_from) == (512 * 4096 * 9 // 16 + 512 * 2, "hub")
+    assert hub.sent == {"dm/gguf flux-Q4_K_S.gguf": 2**16}
+    assert {each.measured_from for each in plan.assignments} == {"hub", "catalogue"}
+    assert not (spec().parent.parent / "home").exists()
+
+
+@pytest.mark.parametrize("ask_hub", [False, True])
+def test_plan_of_a_gguf_file_that_the_hub_does_not_give(hub: Hub, spec: Callable[[str], Path], ask_hub: bool) -> None:
+    """A refusal of the hub is no error of checking, which can do without; measuring tells it."""
+    hub.add("dm/gguf", None, {"flux.gguf": gguf({"w": ("F32", (8,))})}).failure = "gated"
+    hub.add("black-forest-labs/FLUX.1-dev")
+    text = "version: 1\npipeline: {source: black-forest-labs/FLUX.1-dev, dtype: bfloat16}\n"
+    file = spec().parent / "flux.yaml"
+    file.write_text(f"{text}components: {{transformer: {{source: dm/gguf/flux.gguf}}}}\n")
+    with pytest.raises(SourceError) as caught:
+        plan_for(check_file(file, ask_hub=True), parse_machine("24GiB", "64GiB"), ask_hub=ask_hub)
+    (problem,) = caught.value.problems
+    assert problem.code is (Code.DOWNLOAD_FAILED if ask_hub else Code.SIZES_UNKNOWN)
+
+
+def test_a_damaged_gguf_file_is_told_before_it_is_downloaded(hub: Hub, spec: Callable[[str], Path]) -> None:
+    """The header is looked at first, and gigabytes behind a broken one do not travel."""
+    hub.add("dm/gguf", None, {"flux.gguf": b"GGUF" + bytes(1 << 20)})
+    text = "version: 1\npipeline: {source: black-forest-labs/FLUX.1-dev, dtype: bfloat16}\n"
+    file = spec().parent / "flux.yaml"
+    file.write_text(f"{text}components: {{transformer: {{source: dm/gguf/flux.gguf}}}}\n")
+    with pytest.raises(DMConfigError) as caught:
+        check_file(file, ask_hub=True)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == (Code.WEIGHTS_CORRUPT, ("components", "transformer", "source"))
+    assert problem.location is not None
+    assert hub.sent == {"dm/gguf flux.gguf": 2**16}
+
+
 def test_plan_without_the_hub_says_how_to_ask_it(hub: Hub, spec: Callable[[str], Path]) -> None:
     """Where only the index is known, the sizes are not, and the error names the way to know them."""
     hub.add("dm/digits", DIGITS)
@@ -787,7 +848,10 @@ def test_fetched_single_file_alone(hub: Hub, spec: Callable[..., Path], with_fil
     """Of a repository of files only the one is downloaded; of the pipeline all but the weights in its place."""
     checked = download(spec(with_file))
     assert is_whole(checked.assembly)
-    assert hub.downloaded("dm/files") == ["a/unet-v2.safetensors"]
+    file = "a/unet-v2.safetensors"
+    header = 8 + int.from_bytes(hub.repos["dm/files"].files[file][:8], "little")  # is looked at before
+    assert hub.sent == {**hub.sent, f"dm/files {file}": len(hub.repos["dm/files"].files[file]) + header}
+    assert {*hub.downloaded("dm/files")} == {file}
     assert hub.downloaded("dm/digits") == sorted([*WITHOUT_UNET, "unet/config.json"])
     (unet,) = [component for component in checked.assembly.modules if component.name == "unet"]
     assert unet.source.path is not None

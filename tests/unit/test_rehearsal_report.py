@@ -56,6 +56,7 @@ RUNS = ("outside", "text_encoder", "outside", "unet", "outside", "unet", "outsid
 def rehearsal() -> Rehearsal:
     """A denoiser on one card, an encoder and a decoder on the other: two of ten steps rehearsed."""
     return Rehearsal(
+        pipeline=PLAN.pipeline,
         plan=PLAN,
         steps=(2, 10),
         arguments={"num_inference_steps": 2, "prompt": "a fox"},

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, file_download
+from huggingface_hub import constants
 
+from dmconfig.checkpoint import read_single_file
 from dmconfig.errors import BuildError, Code, DMConfigError, Problem, SourceError
 from dmconfig.fetch import remote_tensors
+from dmconfig.fetch.headers import remote_file
+from dmconfig.gguf import MAX_HEADER_BYTES
+from dmconfig.source import locate_source
 from dmconfig.weights import DTYPE_BITS, TensorInfo, find_weights, read_tensors
-from tests.loopback_hub import Hub, serve
+from tests.gguf_files import ARRAY, STRING, U32, U64, gguf, head, pair, text
+from tests.loopback_hub import Hub, ask, serve
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "pipeline"
 UNET = "unet/diffusion_pytorch_model.safetensors"
@@ -28,17 +32,8 @@ Tensors = Mapping[str, tuple[str, Sequence[int]]]
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """A hub of this test alone, an empty cache, a token, no waiting between the client's tries."""
     with serve() as hub:
-        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HUGGING_FACE_HUB_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        ask(hub, monkeypatch, tmp_path / "home")
         monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
-        # the client read its settings when it was imported
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        for module in (constants, file_download):  # the latter has a copy of it before version 1
-            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(time, "sleep", lambda seconds: None)
         yield hub
 
 
@@ -180,6 +175,78 @@ def test_remote_tensors_without_safetensors_are_none(hub: Hub) -> None:
     hub.add("dm/model", None, {INDEX: b"{}", "transformer/diffusion_pytorch_model.bin": b"pickle"})
     assert transformer() is None
     assert hub.sent == {}
+
+
+# One file of weights
+
+
+def of_file(name: str) -> tuple[TensorInfo, ...] | None:
+    return remote_file(locate_source(f"dm/file/{name}", folder=Path("/")))
+
+
+def test_remote_file_equals_reading_the_file(hub: Hub, tmp_path: Path) -> None:
+    """Safetensors and GGUF alike: the tensors are those of the file on this machine, and only its header travels."""
+    words = [f"word {number}" for number in range(40_000)]
+    numbers = list(range(200_000))
+    before = [pair("general.architecture", STRING, "flux"), pair("tokenizer.tokens", ARRAY, (STRING, words))]
+    pairs = [*before, pair("tokenizer.scores", ARRAY, (U32, numbers)), pair("tokenizer.x", U64, 1)]
+    data = gguf({"a.weight": ("Q4_K", (256, 1 << 14)), "a.bias": ("BF16", (256,))}, pairs)
+    files = {"flux.gguf": data, "flux.safetensors": safetensors({"w": ("F32", (1 << 18,))})}
+    hub.add("dm/file", None, files)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        assert of_file(name) == read_single_file(tmp_path / name)
+    header = len(data) - 256 * (1 << 14) * 9 // 16 - 512
+    assert 1_000_000 < header < 2_000_000
+    # the words are read and the numbers after them stepped over, but for what was read ahead
+    assert hub.sent["dm/file flux.gguf"] < header + 2**20
+    assert hub.requests.count("GET dm/file flux.gguf") < 8
+    assert hub.sent["dm/file flux.safetensors"] == header_bytes(files["flux.safetensors"])
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        head(0, 1) + text("k") + struct.pack("<IQ", STRING, 2**62),
+        head(0, 1) + text("k") + struct.pack("<IQ", STRING, MAX_HEADER_BYTES + 1),
+        head(0, 1) + text("k") + struct.pack("<IIQ", ARRAY, U64, 2**60),
+        head(0, 1) + text("k") + struct.pack("<IIQQ", ARRAY, STRING, 2**62, 2**62),
+        head(2**62, 1),
+    ],
+    ids=["endless text", "long text", "array", "array of texts", "tensors"],
+)
+def test_remote_file_of_a_header_that_claims_too_much_is_not_read(hub: Hub, claim: bytes) -> None:
+    """What no header has is refused before it is asked for."""
+    hub.add("dm/file", None, {"flux.gguf": claim + bytes(1 << 20)})
+    problem = problem_of(lambda: of_file("flux.gguf"), SourceError)
+    assert (problem.code, problem.why, problem.fix) == (Code.WEIGHTS_CORRUPT, "", ASK)
+    assert hub.sent == {"dm/file flux.gguf": 2**16}
+
+
+def test_remote_file_of_a_header_without_end_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that go on and on are read to the largest header there may be, in few requests, and no further."""
+    monkeypatch.setattr("dmconfig.gguf.MAX_HEADER_BYTES", 2**21)
+    data = head(0, 1) + text("k") + struct.pack("<IIQ", ARRAY, STRING, 2**40) + text("x" * 1000) * 5000
+    hub.add("dm/file", None, {"flux.gguf": data})
+    problem = problem_of(lambda: of_file("flux.gguf"), SourceError)
+    assert problem.what == f"weights file file/flux.gguf is corrupt: its header would take more than {2**21} bytes"
+    assert hub.sent["dm/file flux.gguf"] <= 2**22
+    assert hub.requests.count("GET dm/file flux.gguf") <= 6
+
+
+@pytest.mark.parametrize("length", [0, 3, 20, 5000])
+def test_remote_file_that_is_cut_says_so(hub: Hub, length: int) -> None:
+    """Wherever a file ends too early, in its header or behind it, it is told as on this machine."""
+    hub.add("dm/file", None, {"flux.gguf": gguf({"w": ("F32", (1 << 12,))})[:length]})
+    problem = problem_of(lambda: of_file("flux.gguf"), SourceError)
+    assert problem.what.startswith("weights file file/flux.gguf is truncated")
+
+
+def test_remote_file_that_is_not_there_names_those_that_are(hub: Hub) -> None:
+    """A misspelt file is told with what there is."""
+    hub.add("dm/file", None, {"flux-Q4_K_S.gguf": b""})
+    problem = problem_of(lambda: of_file("flux-Q4_K_M.gguf"), BuildError)
+    assert (problem.code, problem.fix) == (Code.SOURCE_NOT_FOUND, "did you mean dm/file/flux-Q4_K_S.gguf?")
 
 
 # Damage

@@ -101,6 +101,7 @@ def test_plan_data_is_the_plan_in_bytes(plan: Plan) -> None:
         "reason": "device_map.unet, brought layer by layer",
         "parts": [],
         "is_written": False,
+        "casts_inputs": False,
         "calls": 50,
         "seconds": pytest.approx(50 * 4 * GIB / 12e9, rel=0.1),
         "moved_bytes": 50 * 4 * GIB,

@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import CLIPImageProcessor, CLIPTokenizer
 
 from dmconfig.rehearse.standins import StandInImageProcessor, StandInTokenizer, stand_in_for
-from tests.tiny_pipelines import _clip_tokenizer, _t5_tokenizer
+from tests.tiny_pipelines import _t5_tokenizer, clip_tokenizer
 
 PROMPTS = ("a red fox", "a")
 CALLS: list[Mapping[str, Any]] = [
@@ -31,7 +31,7 @@ CALLS: list[Mapping[str, Any]] = [
 @pytest.fixture
 def clip(tmp_path: Path) -> tuple[CLIPTokenizer, StandInTokenizer]:
     """A real CLIP tokenizer that has a token for every letter, and a stand-in that takes letters for words."""
-    real = _clip_tokenizer(tmp_path / "clip")
+    real = clip_tokenizer(tmp_path / "clip")
     return real, Letters(
         len(real), begin=real.bos_token_id, end=real.eos_token_id, padding=real.pad_token_id, length=16
     )
