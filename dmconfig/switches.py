@@ -46,7 +46,12 @@ _ATTENTION_PACKAGES = {
     "xformers": ("xformers", "xformers"),
     "_native_npu": ("torch_npu", "torch_npu"), "_native_xla": ("torch_xla", "torch_xla"),
 }  # fmt: skip
-"""Attention backend -> the module it needs, and how that is called by pip; those ending in _hub need kernels."""
+"""Attention backend -> the module it needs, and how that is called by pip."""
+FROM_HUB = "_hub"
+"""How the words of those end that diffusers would fetch, compiled, from the hub, of a version that moves.
+
+Source: diffusers models/attention_dispatch.py (``_HUB_KERNELS_REGISTRY``).
+"""
 
 
 def is_set(asked: ComponentSpec, switch: str) -> bool:
@@ -162,10 +167,16 @@ def _not_implemented(resolved: Resolved, component: Component, switch: str, memb
 def _unfit_attention_backend(resolved: Resolved, component: Component) -> Iterator[Problem]:
     path: ConfigPath = (*component.path, "attention_backend")
     given, known = component.asked.attention_backend or "", known_attention_backends()
+    here = [word for word in known if not word.endswith(FROM_HUB)]
     yield from _unfit_method(resolved, component, "attention_backend", "set_attention_backend", given=True)
-    if given not in known:
-        meant = nearest(given, known)
-        shown = ", ".join(word for word in known if not word.startswith("_"))
+    if given in known and given not in here:
+        what = f"{given!r} is compiled code, which diffusers would fetch from the hub at no commit"
+        own = given.removesuffix(FROM_HUB)
+        fix = f"install the package of {own!r} and write that" if own in here else "write another, e.g. native"
+        yield resolved.problem(Code.CODE_NOT_TRUSTED, path, what, fix=fix)
+    elif given not in known:
+        meant = nearest(given, here)
+        shown = ", ".join(word for word in here if not word.startswith("_"))
         what = f"{given!r} is no attention backend of diffusers as installed; one of: {shown}"
         fix = f"did you mean {meant!r}?" if meant else ""
         yield resolved.problem(Code.UNKNOWN_SWITCH, path, what, fix=fix)
@@ -220,8 +231,8 @@ def missing_attention_packages(resolved: Resolved, assembly: Assembly) -> Iterat
         for each in component.parts or (component,):
             backend = each.asked.attention_backend
             module, package = _ATTENTION_PACKAGES.get(backend or "", ("", ""))
-            if backend is not None and (backend.endswith("_hub") or backend.startswith("_sage")):
-                module, package = ("kernels", "kernels") if backend.endswith("_hub") else ("sageattention",) * 2
+            if backend is not None and backend.startswith("_sage"):
+                module, package = ("sageattention",) * 2
             if module and importlib.util.find_spec(module) is None:
                 what = f"the attention backend {backend} takes {package}, which is not installed"
                 path = (*each.path, "attention_backend")

@@ -269,7 +269,8 @@ def _code(pipe: Any, written: Mapping[str, Any]) -> Iterator[str]:
     """Code that no file grants: where it is cannot be seen, and whether it may be run is not for an export to say."""
     if written:
         return
-    for name, part in {"the pipeline": pipe, **pipe.components}.items():
+    for name, wrapped in {"the pipeline": pipe, **pipe.components}.items():
+        part = unwrapped(wrapped)
         library = type(part).__module__.partition(".")[0]
         if part is not None and library not in ("diffusers", "transformers"):
             yield f"the code of {name}, {type(part).__name__}, and why it may be run (trust_remote_code)"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dmconfig.spec import CacheSpec, LayerwiseCastingSpec
+from dmconfig.switches import FROM_HUB
 
 _MEMORY_FORMATS = {4: "channels_last", 5: "channels_last_3d"}
 
@@ -58,7 +59,12 @@ def _attention_backend(name: str, module: Any, unknown: list[str]) -> str | None
     found = {_backend(part) for part in module.modules()} - {None}
     if len(found) > 1:
         unknown.append(f"which attention backend {name} has: its layers have {', '.join(sorted(map(str, found)))}")
-    return found.pop() if len(found) == 1 else None
+        return None
+    backend = found.pop() if found else None
+    if backend is not None and backend.endswith(FROM_HUB):
+        unknown.append(f"the attention backend of {name}, {backend}: code from the hub, which a spec cannot name")
+        return None
+    return backend
 
 
 def _backend(part: Any) -> str | None:

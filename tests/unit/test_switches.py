@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dmconfig.errors import SpecError
+from dmconfig.errors import Code, SpecError
 from dmconfig.facts import lookup
 from dmconfig.facts.installed import find_library, installed_libraries
 from tests.conftest import checked_from, only_problem
@@ -90,6 +90,23 @@ def test_attention_backend_that_a_release_drops_is_told(release: Callable[[str, 
         checked_from(text)
 
     assert only_problem(error.value).fix == "did you mean 'xformers_2'?"
+
+
+@pytest.mark.parametrize(
+    ("backend", "fix"),
+    [
+        ("flash_hub", "install the package of 'flash' and write that"),
+        ("sage_blackwell_hub", "write another, e.g. native"),
+    ],
+)
+def test_attention_backend_that_would_be_fetched_and_run_is_refused(backend: str, fix: str) -> None:
+    """Compiled code of a repository, of a version that moves, is code like any other; others are offered instead."""
+    with pytest.raises(SpecError) as error:
+        checked_from(FLUX + f"components: {{transformer: {{attention_backend: {backend}}}}}")
+    problem = only_problem(error.value)
+    assert problem.code is Code.CODE_NOT_TRUSTED
+    assert problem.what == f"{backend!r} is compiled code, which diffusers would fetch from the hub at no commit"
+    assert problem.fix == fix
 
 
 @pytest.mark.parametrize(
