@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from processes import DMCONFIG, ROOT, Took, heavy_imports, installed_environment, medians, run_process
@@ -24,6 +25,8 @@ from processes import DMCONFIG, ROOT, Took, heavy_imports, installed_environment
 VALIDATE_LIMIT_S, LIMIT_S, MANY_LIMIT_S = 0.15, 0.2, 1.0
 MANY = 100
 EXAMPLE = "examples/digits.yaml"
+LIBRARIES = "import typer._adapters, yaml; from pydantic import BaseModel, Field, TypeAdapter; TypeAdapter(int)"
+"""What every verb but the quickest needs before any module of dmconfig: how fast this machine is today."""
 PLANNED_OR_NOT = (0, 2, 3)
 """How a plan of an example may end: 3 where this machine lacks the devices or the memory that it asks for, and 2 where
 sizes are on the hub."""
@@ -75,6 +78,7 @@ class Stopwatch:
 
 def measurements(stopwatch: Stopwatch) -> Iterator[Measurement]:
     """Yield the measurement of every verb that only looks, and of the two that look at every example."""
+    yield stopwatch.of([sys.executable, "-c", LIBRARIES], "for scale: import typer, pydantic, yaml", inf)
     yield stopwatch.of([sys.executable, "-c", "import dmconfig"], "import dmconfig")
     yield stopwatch.of_command(["--version"], VALIDATE_LIMIT_S)
     for arguments in (
