@@ -80,7 +80,7 @@ class ConsoleProgress:
 
 @contextlib.contextmanager
 def _every_moment(look: Callable[[], None], seconds: float = 0.2) -> Iterator[None]:
-    """Call look again and again, in a thread of its own, for the length of a block."""
+    """Call look again and again, in a thread of its own, for the length of a block, and once at its end."""
     done = threading.Event()
 
     def watch() -> None:
@@ -94,3 +94,4 @@ def _every_moment(look: Callable[[], None], seconds: float = 0.2) -> Iterator[No
     finally:
         done.set()
         thread.join()
+        look()

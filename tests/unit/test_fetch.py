@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import shutil
@@ -14,7 +15,9 @@ from textwrap import dedent
 import pytest
 from huggingface_hub import constants, errors
 from huggingface_hub.utils import are_progress_bars_disabled
+from rich.console import Console
 
+from dmconfig.console import ConsoleProgress
 from dmconfig.errors import BuildError, Code, DMConfigError, SourceError, SpecError
 from dmconfig.fetch import fetch, fetch_index, is_whole, needed_files
 from dmconfig.inventory import parse_machine
@@ -434,6 +437,27 @@ def test_fetched_shows_no_bars_of_the_client_in_a_log(
     download(spec())
     assert capfd.readouterr().err == ""
     assert are_progress_bars_disabled() == before
+
+
+def test_fetch_draws_one_bar_for_the_bytes_of_everything(
+    hub: Hub, spec: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal two repositories and their files are one bar, which ends full, and the client draws none."""
+    hub.add("dm/digits", DIGITS)
+    hub.add("dm/vae", DIGITS / "vae")
+    drawn = io.StringIO()
+    progress = ConsoleProgress()
+    progress.console = Console(file=drawn, force_terminal=True, width=100)
+    fetch(check_file(spec("components: {vae: {source: dm/vae}}"), ask_hub=True).assembly, progress)
+    frames = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", frame) for frame in re.split(r"\r|\n", drawn.getvalue())]
+    bars = [frame for frame in frames if "download" in frame]
+    assert {word for frame in bars for word in frame.split() if word.startswith("dm/")} == {"dm/digits", "dm/vae"}
+    sizes = {match for frame in bars for match in re.findall(r"/([\d.]+ \w+)", frame)}
+    assert len(sizes) == 1, "one total, that of both"
+    arrived, total = re.findall(r"([\d.]+)/([\d.]+) MB", bars[-1])[0]
+    assert arrived == total
+    assert "\n\n" not in drawn.getvalue().strip("\n"), "one line at a time"
+    assert capfd.readouterr().err == ""
 
 
 # Interruptions
