@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dmconfig.assembly import Assembly, Component, assemble, unknown_component
+from dmconfig.assembling import assemble, unknown_component
+from dmconfig.assembly import Assembly, Component
 from dmconfig.checkpoint import FileHeaders
 from dmconfig.compatibility import incompatible_dtypes, incompatible_parts
 from dmconfig.devices import CPU, DISK, parse_device

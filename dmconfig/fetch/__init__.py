@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from dmconfig.assembly import Assembly, Component, connected_parts, connected_place
+from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
 from dmconfig.checkpoint import FileHeaders, asked_of_hub, pipeline_told_by, tensors_of
 from dmconfig.errors import BuildError, Code, DMConfigError, Problem
@@ -60,6 +60,7 @@ from dmconfig.fetch.repository import (
     size_of,
 )
 from dmconfig.paths import ConfigPath
+from dmconfig.pipelines import connected_parts, connected_place
 from dmconfig.progress import Progress
 from dmconfig.resolve import Resolved
 from dmconfig.source import (
