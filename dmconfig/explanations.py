@@ -224,12 +224,12 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "Write the new name. dmconfig fix FILE does it in place, and keeps comments and everything else as it is.",
     ),
     # the meaning of the spec
-    Code.NOT_SUPPORTED_YET: _words(
-        "The file asks for something that dmconfig does not do yet: a single-file checkpoint, quantised weights, "
-        "config values of something else than a scheduler.",
-        "pipeline: {source: ./models/sdxl.safetensors}",
-        "Convert a single-file checkpoint to a diffusers folder (from_single_file, then save_pretrained), or give the "
-        "component a source with plain weights.",
+    Code.NOT_SUPPORTED_YET: _file(
+        "The file asks for something that dmconfig does not do yet: config values of something else than a scheduler, "
+        "weights that are stored quantised in another way than GGUF, a GGUF file in parts or layer by layer, models of "
+        "ONNX.",
+        "components: {vae: {config: {sample_size: 64}}}\n",
+        "Leave it out, or give the component a source with plain weights; the report says which.",
     ),
     Code.UNKNOWN_COMPONENT: _file(
         "A section names a component that the pipeline's class does not have.",

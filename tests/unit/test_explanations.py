@@ -28,7 +28,7 @@ def test_most_codes_are_shown_by_a_file() -> None:
     """What a file can show is shown by a file, not in words: all of reading, shape and meaning but these."""
     in_words = {code for code in Code if code not in SHOWN and code < "DM600"}
     assert in_words == {
-        Code.FILE_UNREADABLE, Code.FILE_NOT_WRITTEN, Code.NOT_SUPPORTED_YET, Code.BAD_COMMAND_LINE,
+        Code.FILE_UNREADABLE, Code.FILE_NOT_WRITTEN, Code.BAD_COMMAND_LINE,
         Code.LAYER_CONFLICT, Code.INPUT_UNREADABLE, Code.SOURCE_CLASS_DIFFERS,
         Code.WEIGHTS_MISSING, Code.WEIGHTS_CORRUPT, Code.DOWNLOAD_FAILED, Code.CODE_NOT_TRUSTED,
         Code.PICKLE_NOT_TRUSTED, Code.DOWNLOAD_DIFFERS, Code.CONFIG_NOT_FOUND, Code.BAD_CODE,
