@@ -334,11 +334,18 @@ def parse_weight_map(text: bytes) -> dict[str, str]:
         raise BadFileError("is corrupt: it has no weight_map from tensors to files")
     if not isinstance(content.get("metadata"), dict):
         raise BadFileError("is corrupt: it has no metadata, which the loaders require")
+    plain: set[str] = set()  # few files hold thousands of tensors
     for tensor, file in weight_map.items():
-        # plain names only: an index must not reach outside its folder
-        if not isinstance(file, str) or not file or Path(file).name != file or "\\" in file or file == "..":
+        if isinstance(file, str) and (file in plain or _is_plain_name(file)):
+            plain.add(file)
+        else:
             raise BadFileError(f"is corrupt: it places tensor {tensor!r} in {file!r}, not a file of its folder")
     return weight_map
+
+
+def _is_plain_name(file: str) -> bool:
+    """Tell whether a name is one of a file in the same folder: an index must not reach outside its own."""
+    return bool(file) and Path(file).name == file and "\\" not in file and file != ".."
 
 
 def _differences(index: Path, by_file: Mapping[Path, tuple[TensorInfo, ...]]) -> Sequence[Problem]:
