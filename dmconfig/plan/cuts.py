@@ -76,7 +76,7 @@ class Row:
         equal room the first is used first.
         """
         sums, bits = self.sums, _bits(rooms)
-        level: dict[int, Ends] = {0: (("", self._end(0, first_room)),)}
+        level: dict[int, Ends] = {0: self.alone(first_room)}
         while level:
             yield from level.values()
             wider: dict[int, Ends] = {}
@@ -90,6 +90,10 @@ class Row:
                     if end > start and (known is None or end > known[-1][1]):
                         wider[used | bit] = (*runs, (device, end))
             level = wider
+
+    def alone(self, room: int) -> Ends:
+        """Return the run that holds the most blocks from the start on the component's own device."""
+        return (("", self._end(0, room)),)
 
     def evenly(self, rooms: Sequence[tuple[str, int]], taken: int) -> Ends:
         """Return runs over these devices, in order, that fill the smallest share of each; all blocks have room.

@@ -297,11 +297,11 @@ class _Search:
         What is left needs room on the accelerators; the bytes for which there is none are at best the cheapest to
         have elsewhere, as if components could be cut anywhere.
         """
-        uses = [(offer, state.uses[device]) for device, offer in self.offers.items()]
-        room, turn = (
-            sum(max(0, offer - use.need) for offer, use in uses),
-            max((use.need - use.held for _, use in uses), default=0),
-        )
+        room = turn = 0
+        for device, offer in self.offers.items():
+            use = state.uses[device]
+            room += max(0, offer - use.need)
+            turn = max(turn, use.need - use.held)
         seconds, staying = state.seconds, [self._in_parts[name] for name in state.pending]
         room -= sum(least.nbytes for least in staying)
         for name in rest:
@@ -342,8 +342,7 @@ class _Search:
         """Return the ways to place a component within the limits, the best first; to split it is the last resort of
         those that may be for nothing.
         """
-        options = [*self._whole(name, state)]
-        options.sort(key=lambda o: (round(o.seconds, 9), o.crossings, self.even.figures(o.uses)))
+        options = sorted(self._whole(name, state), key=self._rank)
         self._work_left -= _PLACE * len(options)
         if self._narrow:
             options = [*_first_of_each_price(options)]
@@ -351,6 +350,9 @@ class _Search:
             free = sum(option.seconds <= _EPSILON for option in options)
             options.insert(free, _Option(0.0, 0, None, state.uses))
         return options
+
+    def _rank(self, option: _Option) -> Rank:
+        return round(option.seconds, 9), option.crossings, self.even.figures(option.uses)
 
     def _whole(self, name: str, state: _State) -> Iterator[_Option]:
         load, seconds = self.question.loads[name], self._seconds[name]
@@ -419,8 +421,8 @@ class _Search:
                     cuts.append(cut)
                     most = min(most, cut.seconds + _EPSILON) if only_best else most
         self._work_left -= _PLACE * (len(cuts) + len(homes))
-        cuts.sort(key=lambda o: (round(o.seconds, 9), o.crossings, self.even.figures(o.uses)))
-        return cuts[:1] if only_best else cuts
+        ranked = sorted(cuts, key=self._rank) if len(cuts) > 1 else cuts
+        return ranked[:1] if only_best else ranked
 
     def _staying(
         self, name: str, home: str, rooms: Mapping[str, int], uses: Uses, *, only_best: bool
@@ -485,7 +487,7 @@ class _Search:
             room = self._room_beside(name, home, layer, uses) - outside
             if room < 0 or row.aside_bytes + row.total - room - others > most:
                 return None
-            runs = max(self._runs(row, room, rooms), key=lambda runs: runs[-1][1])
+            runs = max(self._runs(row, room, rooms), key=lambda runs: runs[-1][1]) if rooms else row.alone(room)
             if row.leaves[runs[-1][1]] <= layer:
                 return runs
             layer = row.leaves[runs[-1][1]]
