@@ -909,6 +909,17 @@ def validate_spec(resolved: Resolved) -> Spec:
     return validated(resolved, _SPEC_FILE)
 
 
+def _ungranted_pipeline(path: ConfigPath, source: str, resolved: Resolved) -> Problem:
+    """A word alone says which code, and not why it may be run."""
+    what = f"the pipeline is code of {source}, and nothing says why it may be run"
+    first = ""
+    if source.isidentifier():  # a community pipeline, by its name alone
+        first, source = f"download {source}.py from the examples/community of diffusers, ", f"./{source}.py"
+    commit = "" if source.startswith((".", "/", "~")) else "revision: <commit>, "
+    fix = f"{first}read it, then write custom_pipeline: {{source: {source}, {commit}trust_remote_code: <why>}}"
+    return resolved.problem(Code.CODE_NOT_TRUSTED, path, what, fix=fix)
+
+
 def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem | None:
     """Turn one of pydantic's errors into a problem of ours, at a place that exists in the document.
 
@@ -921,10 +932,7 @@ def _translate(detail: ErrorDetails, resolved: Resolved) -> Problem | None:
             problem = resolved.problem(Code.UNKNOWN_KEY, (section, name), what, fix=fix, key=True)
             return _with_edits(problem, resolved, ((name,), ""))
     if path == ("pipeline", "custom_pipeline") and isinstance(detail["input"], str):
-        what = f"the pipeline is code of {detail['input']}, and nothing says why it may be run"
-        commit = "" if detail["input"].startswith((".", "/", "~")) else "revision: <commit>, "
-        fix = f"read it, then write custom_pipeline: {{source: {detail['input']}, {commit}trust_remote_code: <why>}}"
-        return resolved.problem(Code.CODE_NOT_TRUSTED, path, what, fix=fix)
+        return _ungranted_pipeline(path, detail["input"], resolved)
     match detail["type"]:
         case "extra_forbidden":
             return _unknown_key(path, resolved)
