@@ -26,7 +26,7 @@ from dmconfig.units import GIB
 if TYPE_CHECKING:
     from tests.tiny_pipelines import Tiny
 
-pytest_plugins = ["tests.virtual_devices"]
+pytest_plugins = ["tests.virtual_devices", "tests.loopback_hub"]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 DIGITS = "version: 1\npipeline: {source: ./digits/pipeline}\n"

@@ -95,6 +95,14 @@ def serve() -> Iterator[Hub]:
         thread.join()
 
 
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub of this test alone, an empty cache, no token, no waiting between the client's tries."""
+    with serve() as hub:
+        ask(hub, monkeypatch, tmp_path / "home")
+        yield hub
+
+
 def ask(hub: Hub, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """Have the real client ask this hub alone, with an empty cache, no token and no waiting between its tries."""
     from huggingface_hub import constants, file_download

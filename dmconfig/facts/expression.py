@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,20 @@ def own_attribute(node: ast.ClassDef, attribute: str) -> ast.expr | ast.Function
             case ast.FunctionDef(name=name) if name == attribute:
                 found = statement
     return found
+
+
+def methods_of(sources: Sources, source: ClassSource, name: str) -> Iterator[tuple[Module, ast.FunctionDef]]:
+    """Yield a method as a class and its bases have it, the class's own first, each with the module it is written in."""
+    for ancestor in sources.mro(source):
+        if isinstance(ancestor, ClassSource):
+            node = own_attribute(ancestor.node, name)
+            if isinstance(node, ast.FunctionDef):
+                yield ancestor.module, node
+
+
+def method_of(sources: Sources, source: ClassSource, name: str) -> tuple[Module, ast.FunctionDef] | None:
+    """Return the method that a class has, its own or inherited, or None."""
+    return next(methods_of(sources, source, name), None)
 
 
 def _bound(node: ast.ClassDef, attribute: str) -> ast.expr | ast.FunctionDef | None:

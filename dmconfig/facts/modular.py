@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dmconfig.facts.expression import Annotation, UnknownValueError, evaluate, own_attribute, read_annotation
+from dmconfig.facts.expression import (
+    Annotation,
+    UnknownValueError,
+    evaluate,
+    method_of,
+    methods_of,
+    own_attribute,
+    read_annotation,
+)
 from dmconfig.facts.records import CallParameter, ClassFacts, ComponentSlot, Json, PipelineFacts, is_module_class
 from dmconfig.facts.source import ClassSource, Module, Sources
 
@@ -291,7 +299,7 @@ def _parameters(
         if parameter is not None:
             is_own = default[0] is not module or _is_of_self(_given(call, ()).get("default"))
             yield replace(parameter, default=_value(sources, *default, None)) if is_own else parameter
-    found = _method(sources, source, method)
+    found = method_of(sources, source, method)
     if found is not None:
         yield from _named_by_maker(sources, source, found[1], made)
 
@@ -378,7 +386,7 @@ def _as_made(
 
 def _kept(sources: Sources, source: ClassSource, attribute: str, made: _Made) -> tuple[Module, ast.expr] | None:
     """What ``__init__``, or that of a base, keeps as an attribute: what the block is made with, or what holds else."""
-    for module, init in _methods(sources, source, "__init__"):
+    for module, init in methods_of(sources, source, "__init__"):
         parameter = _parameter_kept_as(init, attribute)
         if parameter is not None:
             return _argument(module, init, parameter, made)
@@ -430,7 +438,7 @@ def _calls(
     sources: Sources, source: ClassSource, method: str, words: tuple[str, ...]
 ) -> Iterator[tuple[Module, ast.Call]]:
     """Yield the calls of these names in a method of a class, in the order written."""
-    found = _method(sources, source, method)
+    found = method_of(sources, source, method)
     nodes = [node for node in ast.walk(found[1]) if isinstance(node, ast.Call)] if found else []
     for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
         if _is_call_of(node, words) and found is not None:
@@ -475,19 +483,6 @@ def _attribute(sources: Sources, source: ClassSource, name: str) -> tuple[Module
             if isinstance(node, ast.expr):
                 return ancestor.module, node
     return None
-
-
-def _method(sources: Sources, source: ClassSource, name: str) -> tuple[Module, ast.FunctionDef] | None:
-    return next(_methods(sources, source, name), None)
-
-
-def _methods(sources: Sources, source: ClassSource, name: str) -> Iterator[tuple[Module, ast.FunctionDef]]:
-    """Yield a method as a class and its bases have it, the class's own first."""
-    for ancestor in sources.mro(source):
-        if isinstance(ancestor, ClassSource):
-            node = own_attribute(ancestor.node, name)
-            if isinstance(node, ast.FunctionDef):
-                yield ancestor.module, node
 
 
 def _ancestors(sources: Sources, source: ClassSource) -> frozenset[str]:

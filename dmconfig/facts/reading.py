@@ -12,7 +12,7 @@ from dmconfig.facts.expression import (
     UnknownValueError,
     class_value,
     evaluate,
-    own_attribute,
+    method_of,
     read_annotation,
 )
 from dmconfig.facts.index import Index
@@ -73,7 +73,7 @@ def _handed_on(sources: Sources, source: ClassSource) -> Iterator[CallParameter]
     own = [_call_parameter(sources, parameter) for parameter in _parameters(sources, source, "__call__")]
     names = {parameter.name for parameter in own}
     bases = (each for each in sources.mro(source)[1:] if isinstance(each, ClassSource))
-    base = next((each for each in bases if _method(sources, each, "__call__")), None)
+    base = next((each for each in bases if method_of(sources, each, "__call__")), None)
     if base is not None and _takes_any_keyword(sources, source, "__call__"):
         yield from (each for each in _handed_on(sources, base) if each.name not in names)
     yield from own
@@ -153,7 +153,7 @@ def read_method(sources: Sources, library: str, class_name: str, method: str) ->
 
 
 def _parameters_of(sources: Sources, source: ClassSource | None, method: str) -> tuple[CallParameter, ...] | None:
-    if source is None or _method(sources, source, method) is None:
+    if source is None or method_of(sources, source, method) is None:
         return None
     return tuple(_call_parameter(sources, parameter) for parameter in _parameters(sources, source, method))
 
@@ -344,7 +344,7 @@ def _json(value: Any) -> Json:
 
 def _parameters(sources: Sources, source: ClassSource, method: str) -> list[_Parameter]:
     """Return the named parameters of a method, the inherited one if need be, without ``self``; [] if there is none."""
-    found = _method(sources, source, method)
+    found = method_of(sources, source, method)
     if found is None:
         return []
     module, arguments = found[0], found[1].args
@@ -356,13 +356,13 @@ def _parameters(sources: Sources, source: ClassSource, method: str) -> list[_Par
 
 
 def _takes_any_keyword(sources: Sources, source: ClassSource, method: str) -> bool:
-    found = _method(sources, source, method)
+    found = method_of(sources, source, method)
     return found is not None and found[1].args.kwarg is not None
 
 
 def _members(sources: Sources, source: ClassSource) -> tuple[str, ...]:
     """Return what ``__init__`` assigns on self, in the order written; what inner functions assign is not seen."""
-    found = _method(sources, source, "__init__")
+    found = method_of(sources, source, "__init__")
     targets = [node for node in ast.walk(found[1]) if isinstance(node, ast.Attribute)] if found else []
     stores = [node for node in targets if isinstance(node.ctx, ast.Store) and _is_self(node.value)]
     return tuple(dict.fromkeys(node.attr for node in sorted(stores, key=lambda node: (node.lineno, node.col_offset))))
@@ -370,12 +370,3 @@ def _members(sources: Sources, source: ClassSource) -> tuple[str, ...]:
 
 def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
-
-
-def _method(sources: Sources, source: ClassSource, method: str) -> tuple[Module, ast.FunctionDef] | None:
-    for ancestor in sources.mro(source):
-        if isinstance(ancestor, ClassSource):
-            node = own_attribute(ancestor.node, method)
-            if isinstance(node, ast.FunctionDef):
-                return ancestor.module, node
-    return None

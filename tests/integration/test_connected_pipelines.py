@@ -5,7 +5,6 @@ The reference is the same pipeline on the cpu, its components loaded one by one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from dmconfig.pinning import pin
 from dmconfig.rehearse import rehearse
 from dmconfig.rehearse.script import Script, Settings
 from tests.conftest import inventory, only_problem
-from tests.loopback_hub import Hub, ask, serve
+from tests.loopback_hub import Hub
 from tests.tiny_combined import CLASSES, by_hand, draw_combined, write_combined
 from tests.virtual_devices import MakeMachine
 
@@ -45,14 +44,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A decoder and a prior of each kind."""
     root = tmp_path_factory.mktemp("combined")
     return {kind: write_combined(kind, root / kind) for kind in CLASSES}
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """An empty hub, and an empty cache."""
-    with serve() as hub:
-        ask(hub, monkeypatch, tmp_path / "home")
-        yield hub
 
 
 def spec(folder: Path, class_name: str, more: str = BESIDE, rest: str = "", source: str = "./decoder") -> Path:

@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from dmconfig.rehearse import rehearse
 from dmconfig.rehearse.script import Script, Settings
 from dmconfig.starter import starter
 from tests.conftest import inventory, only_problem
-from tests.loopback_hub import Hub, ask, serve
+from tests.loopback_hub import Hub
 from tests.tiny_pipelines import LENGTH, PROMPT, SIZE, Tiny, copy_weights, modules_in
 from tests.virtual_devices import MakeMachine
 
@@ -98,14 +98,6 @@ class Modular:
 def modular(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Modular:
     """Modular folders, each written when it is first asked for."""
     return Modular(tiny, tmp_path_factory.mktemp("modular"))
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A hub of this test alone."""
-    with serve() as hub:
-        ask(hub, monkeypatch, tmp_path / "home")
-        yield hub
 
 
 def draw(pipe: Any, kind: str, **more: Any) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from dmconfig.pinning import pin
 from dmconfig.rehearse import Script, Settings, rehearse
 from dmconfig.units import MIB
 from tests.conftest import assignment, inventory, only_problem
-from tests.loopback_hub import Hub, ask, serve
+from tests.loopback_hub import Hub
 from tests.single_files import write_checkpoint
 from tests.tiny_pipelines import draw, write_tiny
 from tests.virtual_devices import MakeMachine
@@ -228,13 +228,6 @@ def test_a_controlnet_s_original_config_still_fails_in_diffusers(made: Path) -> 
     params = {**ORIGINAL["model"]["params"], "control_stage_config": {"params": {**UNET, "hint_channels": 3}}}
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'checkpoint'"):
         ControlNetModel.from_single_file(made / "model.safetensors", original_config={"model": {"params": params}})
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    with serve() as hub:
-        ask(hub, monkeypatch, tmp_path / "home")
-        yield hub
 
 
 def test_an_original_config_of_the_hub_is_pinned_fetched_and_kept(

@@ -7,7 +7,7 @@ import pickle
 import py_compile
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from dmconfig.rehearse import Script, Settings, rehearse
 from dmconfig.rehearse.apart import pickled
 from dmconfig.units import MIB
 from tests.conftest import EXAMPLES, inventory, only_problem
-from tests.loopback_hub import Hub, ask, serve
+from tests.loopback_hub import Hub
 from tests.tiny_pipelines import call_arguments, draw, write_tiny
 from tests.virtual_devices import MakeMachine
 
@@ -141,13 +141,6 @@ def spec(tmp_path: Path) -> Callable[[str], Path]:
         return file
 
     return write
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    with serve() as hub:
-        ask(hub, monkeypatch, tmp_path / "home")
-        yield hub
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from dmconfig.measure import component_weights
 from dmconfig.progress import Item, NoProgress
 from dmconfig.source import locate_source
 from tests.gguf_files import gguf
-from tests.loopback_hub import Hub, ask, serve
+from tests.loopback_hub import Hub
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "pipeline"
 WITHOUT_UNET = [
@@ -58,14 +58,6 @@ DECOYS = {
     "safety_checker/model.safetensors": b"decoy",
 }
 BROKEN_OFF = "run it again: files that are whole are kept, only the others are downloaded"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A hub of this test alone, an empty cache, no token, no waiting between the client's tries."""
-    with serve() as hub:
-        ask(hub, monkeypatch, tmp_path / "home")
-        yield hub
 
 
 @pytest.fixture
