@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.errors import BuildError, Code, DMConfigError, Problem, nearest
 from dmconfig.facts import PipelineFacts
@@ -60,8 +60,7 @@ class Adapter:
         return isinstance(self.spec, LoraSpec) and self.spec.fused
 
 
-@dataclass(frozen=True, slots=True)
-class Addition:
+class Addition(NamedTuple):
     """A tensor that an adapter adds to a component: the path of the module it goes to, as far as known, and its size.
 
     ``elements`` are counted, not bytes: adapters take the dtype of what they are put on.

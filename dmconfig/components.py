@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.assembly import Component
 from dmconfig.catalog import find_pipeline
@@ -77,8 +77,7 @@ def _wrappers(slot: ComponentSlot) -> tuple[str, ...]:
     return tuple(name for name in slot.types if len(slot.types) > 1 and _SEVERAL.search(name))
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
+class _Origin(NamedTuple):
     """Where a component's weights are, the folder with its config, and where that is, if somewhere else."""
 
     source: Source

@@ -178,8 +178,7 @@ def _not_utf8(error: UnicodeDecodeError, name: str) -> Problem:
     return Problem(code=Code.FILE_UNREADABLE, what=what, fix=fix, location=location)
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(NamedTuple):
     """One value of the event tree, before it is turned into data; aliases share it."""
 
     event: events.NodeEvent

@@ -7,9 +7,8 @@ that diffusers uses. The files are looked at when a spec is checked, and read an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.errors import Code, Problem, nearest
 from dmconfig.paths import ConfigPath
@@ -31,8 +30,7 @@ BY_PATH = PICTURES | MASKS | FILMS
 """The parameters of calls that take pictures, and so a path, or a list of them, in a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """An argument of a call, and where the file gives it."""
 
     path: ConfigPath

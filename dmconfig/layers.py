@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from dmconfig.document import Document, read_document
 from dmconfig.errors import Code, DocumentError, Problem, ResolveError, nearest
@@ -121,8 +122,7 @@ class _Member:
     extends: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """A file on the way to another that it extends, and where it says so."""
 
     identity: str

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.errors import Code, Problem, SourceError
 from dmconfig.footprint import build_on_meta, module_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class LaidOutModule:
+class LaidOutModule(NamedTuple):
     """One module: ``own_bytes`` are its own tensors, without its children.
 
     ``whole``: it stays on one device, because the class says so of its blocks, or because it has nothing below.
@@ -30,8 +29,7 @@ class LaidOutModule:
     shares_with: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """What moves as one: a module with all below it (``path`` and ``nbytes``), and its largest layer."""
 
     path: str
@@ -109,7 +107,7 @@ def with_more(layout: Layout, tensors: Iterable[tuple[str, int]]) -> Layout:
         more[nearest_ancestor(name.rpartition(".")[0], paths)] += nbytes
     if not any(more.values()):
         return layout
-    modules = tuple(replace(module, own_bytes=module.own_bytes + more[module.path]) for module in layout.modules)
+    modules = tuple(module._replace(own_bytes=module.own_bytes + more[module.path]) for module in layout.modules)
     return replace(layout, modules=modules)
 
 

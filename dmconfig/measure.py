@@ -293,7 +293,7 @@ def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] 
         if len(known) < len(each):
             return None
         wrapper = component.facts.members[0] if component.facts.members else "nets"
-        return [replace(t, name=f"{wrapper}.{i}.{t.name}") for i, tensors in enumerate(known) for t in tensors]
+        return [t._replace(name=f"{wrapper}.{i}.{t.name}") for i, tensors in enumerate(known) for t in tensors]
     files = component_weights(component)
     if files is not None:
         return None if files.is_pickle else read_tensors(files)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.document import APPEND, REPLACE, Document
 from dmconfig.errors import Code, Problem, ResolveError
@@ -134,8 +134,7 @@ def _node_of(document: Document, path: ConfigPath, value: Any) -> Node:
     return Node(value=value, origin=origin, key=key, mode=Mode(document.tags.get(path, "unsaid")), style=style)
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(NamedTuple):
     """What one layer says of a key."""
 
     layer: Layer

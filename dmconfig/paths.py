@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 ConfigPath = tuple[str | int, ...]
 """Keys and list indices from the root of the document, e.g. ``("device_map", "unet")``; ``()`` is the root."""
@@ -34,8 +35,7 @@ class Location:
         return f"{self.file}:{self.line}:{self.column}"
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a value came from: a place in a file or, for one from outside all files, the words that set it.
 
     ``folder`` is where a relative path in the value starts.

@@ -11,7 +11,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dmconfig.errors import Code, Problem, nearest
 from dmconfig.facts import CallParameter, method_parameters
@@ -244,8 +244,7 @@ def _is_installed(module: str) -> bool:
 # Sizes
 
 
-@dataclass(frozen=True, slots=True)
-class LinearShape:
+class LinearShape(NamedTuple):
     """The weight of a linear layer: its rows and columns, the bytes of an element before it is quantised, and whose."""
 
     rows: int

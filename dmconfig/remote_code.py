@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError
 from dmconfig.facts import (
@@ -287,8 +287,7 @@ def _only_pipeline(files: CodeFiles) -> str:
 # Components' classes
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """A class in a file beside a component's config. ``is_needed``: no installed class stands for it."""
 
     module: str

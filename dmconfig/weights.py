@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.errors import Code, Problem, SourceError
 from dmconfig.units import format_bytes
@@ -41,8 +41,7 @@ _SPARE = 1000  # brackets in names and metadata
 _VARIANT = re.compile(r"(?:diffusion_pytorch_)?model\.(?!safetensors)([\w-]+?)(?:-\d+-of-\d+)?\.safetensors")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """One tensor as its file describes it. ``dtype`` is the format's own name (``F16``)."""
 
     name: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import sys
 from collections.abc import Iterable
@@ -22,12 +21,10 @@ VERBS = (
 """Each is a module of this package with a function of the same name."""
 
 
-def main() -> None:
+def run_command_line() -> None:
     """Run the command line. What is not an expected failure is a fault of ours, and says how to report it."""
     # pydantic looks through every installed package for plugins, which costs more than all of our models
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # importing makes many objects and no garbage: looking for it would take a tenth of what most verbs take
-    gc.set_threshold(100_000)
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
         command = command_line([verb]) if verb in VERBS else whole_command_line()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 LIBRARIES = ("diffusers", "transformers")
 """The packages whose classes have facts."""
@@ -14,8 +14,7 @@ LIBRARIES = ("diffusers", "transformers")
 _VERSION = re.compile(rb"""^__version__ = ["']([^"']+)["']""", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(NamedTuple):
     """An installed package: its folder, its version, and when its ``__init__.py`` was last written."""
 
     name: str

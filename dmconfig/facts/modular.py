@@ -102,7 +102,7 @@ def _to_be_given(inputs: Iterable[CallParameter], outputs: Iterable[str]) -> Ite
     """
     made = frozenset(outputs)
     for each in inputs:
-        yield replace(each, required=each.required and each.default is None and each.name not in made)
+        yield each._replace(required=each.required and each.default is None and each.name not in made)
 
 
 def _each_part_once(parts: Iterable[_Part]) -> dict[str, _Part]:
@@ -182,7 +182,7 @@ def _in_sequence(inner: Iterable[_Block], loop: _Block | None) -> _Block:
         outputs.update(() if block.is_conditional else block.outputs)
     every = [*blocks, *([loop] if loop else [])]
     required = frozenset(name for block in every for name in block.required)
-    own = (replace(each, required=each.name in required) for each in inputs.values())
+    own = (each._replace(required=each.name in required) for each in inputs.values())
     return _Block(
         parts=tuple(part for block in every for part in block.parts),
         settings=tuple(name for block in every for name in block.settings),
@@ -298,7 +298,7 @@ def _parameters(
         default = _as_made(sources, source, module, _given(call, ()).get("default"), made)
         if parameter is not None:
             is_own = default[0] is not module or _is_of_self(_given(call, ()).get("default"))
-            yield replace(parameter, default=_value(sources, *default, None)) if is_own else parameter
+            yield parameter._replace(default=_value(sources, *default, None)) if is_own else parameter
     found = method_of(sources, source, method)
     if found is not None:
         yield from _named_by_maker(sources, source, found[1], made)
@@ -368,7 +368,7 @@ def _names_in(sources: Sources, module: Module, node: ast.expr) -> Iterator[Call
                 yield from _names_in(sources, module, each)
         case ast.Dict():
             for each in node.values:
-                yield from (replace(name, required=True) for name in _names_in(sources, module, each))
+                yield from (name._replace(required=True) for name in _names_in(sources, module, each))
         case ast.Name(id=name):
             found = sources.find(module.name, name)
             if found is not None and not isinstance(found[1], ast.ClassDef):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dmconfig.facts.expression import (
@@ -65,7 +65,7 @@ def read_own_pipeline(sources: Sources, module: str, class_name: str) -> Pipelin
     if source is None or _PIPELINE_BASE not in _ancestors(sources, source):
         return None
     facts = _pipeline(sources, source, class_name)
-    return replace(facts, call=tuple(_handed_on(sources, source)))
+    return facts._replace(call=tuple(_handed_on(sources, source)))
 
 
 def _handed_on(sources: Sources, source: ClassSource) -> Iterator[CallParameter]:
@@ -89,7 +89,7 @@ def read_own_class(sources: Sources, module: str, class_name: str) -> ClassFacts
         return None
     facts = _class(sources, source, class_name)
     library = next((name for name, bases in _MADE_FOR.items() if not bases.isdisjoint(facts.ancestors)), None)
-    return replace(facts, library=library) if library is not None else None
+    return facts._replace(library=library) if library is not None else None
 
 
 def read_own_method(sources: Sources, module: str, class_name: str, method: str) -> tuple[CallParameter, ...] | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value that JSON can hold. Tuples of the source appear as lists."""
@@ -12,8 +11,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 _MODULE_BASES = frozenset({"Module", "ModelMixin", "PreTrainedModel"})
 
 
-@dataclass(frozen=True, slots=True)
-class ComponentSlot:
+class ComponentSlot(NamedTuple):
     """A parameter of a pipeline's ``__init__`` that takes a component.
 
     ``types`` are the class names of its annotation, in the order written (unions, ``Optional`` and
@@ -26,8 +24,7 @@ class ComponentSlot:
     optional: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CallParameter:
+class CallParameter(NamedTuple):
     """A named parameter of a pipeline's ``__call__``, or of another method.
 
     ``default`` is None when there is none, when it is None, and when JSON cannot hold it.
@@ -38,8 +35,7 @@ class CallParameter:
     default: Json
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineFacts:
+class PipelineFacts(NamedTuple):
     """What a pipeline class says of itself. Slots and parameters are in the order of the signatures.
 
     Args:
@@ -75,8 +71,7 @@ class PipelineFacts:
         return self.blocks is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ClassFacts:
+class ClassFacts(NamedTuple):
     """What a component's class says of itself: class attributes, not what an instance makes of them.
 
     Args:
@@ -114,8 +109,7 @@ class ClassFacts:
     members: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CodeFile:
+class CodeFile(NamedTuple):
     """One file of code that is of no installed library, as it was read.
 
     ``module`` is its dotted name below the package that it is a part of: ``pipeline``, ``parts.block``.
@@ -131,8 +125,7 @@ class CodeFile:
         return self.path.name == "__init__.py"
 
 
-@dataclass(frozen=True, slots=True)
-class CodeFiles:
+class CodeFiles(NamedTuple):
     """Files of code that are read, and may be run, as one package; the first is the one that has the class.
 
     ``package`` is its name. It differs whenever a text does, so what is known of it holds for ever.

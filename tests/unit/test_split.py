@@ -129,7 +129,7 @@ def random_tree(rng: random.Random, path: str, depth: int) -> Iterator[LaidOutMo
 def tied(rng: random.Random, modules: list[LaidOutModule]) -> list[LaidOutModule]:
     """The modules with the last leaf sharing a weight with another module, and with 0 to 2 bytes beside it."""
     holder = rng.choice(modules[:-1])
-    return [*modules[:-1], replace(modules[-1], own_bytes=rng.randint(0, 2), shares_with=holder.path)]
+    return [*modules[:-1], modules[-1]._replace(own_bytes=rng.randint(0, 2), shares_with=holder.path)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
