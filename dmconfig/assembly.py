@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.adapters import Adapter
 from dmconfig.facts import ClassFacts, PipelineFacts, is_module_class
@@ -55,7 +55,7 @@ class Component:
     dtype: str
     config: Mapping[str, Any] | None = None
     path: ConfigPath
-    asked: ComponentSpec = field(default_factory=ComponentSpec, repr=False)
+    asked: ComponentSpec = field(default_factory=ComponentSpec.model_construct, repr=False)
     quantization: QuantizationSpec | None = None
     parts: tuple[Component, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -88,8 +88,7 @@ class Component:
         return is_module_class(self.facts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class Sharing(NamedTuple):
     """One more pipeline on the components of an assembly."""
 
     name: str

@@ -10,15 +10,13 @@ import functools
 import importlib.resources
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.footprint import Footprint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogComponent:
+class CatalogComponent(NamedTuple):
     """One entry of a pipeline's model_index.json.
 
     The sizes are those of ``Footprint``, by dtype (``float32``, ``float16``, ``bfloat16``), and empty for what has no
@@ -58,8 +56,7 @@ class CatalogComponent:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogPipeline:
+class CatalogPipeline(NamedTuple):
     """One pipeline: its canonical hub id, the other ids it is known by, its class, its components by name.
 
     Entries that the public model_index.json leaves empty (``image_encoder: [null, null]``) are not among them.

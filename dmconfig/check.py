@@ -417,7 +417,7 @@ def group_offload(resolved: Resolved, spec: Spec, assembly: Assembly) -> Iterato
     entries = spec.device_map if isinstance(spec.device_map, dict) else {}
     named = [name for name, entry in entries.items() if isinstance(entry, PlacementSpec) and entry.offload == "group"]
     everywhere = spec.low_memory == "group_offload"
-    if spec.group_offload != GroupOffloadSpec() and not named and not everywhere:
+    if spec.group_offload != GroupOffloadSpec.model_construct() and not named and not everywhere:
         what, fix = "nothing is offloaded in groups, so these options mean nothing", "add low_memory: group_offload"
         yield resolved.problem(Code.CONTRADICTION, path, what, fix=fix, key=True)
     yield from _groups_on_disk(resolved, spec, named)

@@ -133,8 +133,8 @@ class Assembler:
             if not slot.optional:
                 raise SpecError([self._missing(name, left_out=left_out)])
             return None
-        asked = asked or ComponentSpec()
-        if listed is not None and asked == ComponentSpec() and listed.class_name in _wrappers(slot):
+        asked = asked or ComponentSpec.model_construct()
+        if listed is not None and asked == ComponentSpec.model_construct() and listed.class_name in _wrappers(slot):
             asked = self._saved_together(name)
         if isinstance(asked, tuple):
             return self._several(slot, asked)
@@ -157,7 +157,7 @@ class Assembler:
             raise SpecError([self._unknown_class(slot, entry, asked, origin)])
         if self.file is not None and placed.source is None and is_module_class(facts):
             if not self._is_in_file(name, facts):
-                if slot.optional and asked == ComponentSpec():
+                if slot.optional and asked == ComponentSpec.model_construct():
                     return None  # as diffusers leaves the safety checker out
                 raise SpecError([self._not_in_file(name)])
             origin = _Origin(self.file, origin.folder, self.source, shares_file=True)
@@ -182,7 +182,7 @@ class Assembler:
             if reference is None or origin.folder is None or not (reference.is_needed or asking.reason):
                 return None
             folder, within = origin.folder, home.folder or origin.folder
-            asking = replace(asking, class_name=reference.class_name)
+            asking = asking._replace(class_name=reference.class_name)
             module = reference.module
             return granted(self.resolved, asking, home, module, lambda: read_code(folder, module, within=within))
         except SpecError:
@@ -311,7 +311,7 @@ class Assembler:
             facts=facts,
             folder=None,
             path=self._path(slot.name),
-            asked=ComponentSpec(),
+            asked=ComponentSpec.model_construct(),
             parts=tuple(parts),
             refused=refused,
         )
@@ -320,7 +320,7 @@ class Assembler:
         """What a pipeline saved with several models in one place has: folders ``controlnet``, ``controlnet_1``, ..."""
         folder = self.source.folder
         if folder is None:
-            return ComponentSpec()
+            return ComponentSpec.model_construct()
         names = [name, *(f"{name}_{index}" for index in range(1, len(list(folder.iterdir()))))]
         there = itertools.takewhile(lambda each: (folder / each).is_dir(), names)
         return tuple(ComponentSpec(subfolder=each) for each in there)

@@ -21,7 +21,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from dmconfig.paths import ROOT, ConfigPath, Location, render_path
 from dmconfig.secrets import redact
@@ -128,8 +128,7 @@ class Code(StrEnum):
         return self.name.lower().replace("_", "-")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class Edit(NamedTuple):
     """A change of a file's text that mends a problem for certain: ``new`` instead of what stands at ``location``.
 
     ``old`` is the word it is about; in the file it may stand in quotes.
@@ -140,8 +139,7 @@ class Edit:
     new: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class Move(NamedTuple):
     """A key at the wrong level, that mends a problem for certain when it stands at ``target`` with its value.
 
     The last element of ``target`` is its name there; ``value`` stands instead of its value, where that is not empty.

@@ -109,7 +109,7 @@ def _from_the_root(edit: Edit | Move, path: ConfigPath) -> Edit | Move:
     """An edit of a part of a document that is at a path, as one of the document."""
     if isinstance(edit, Edit):
         return edit
-    return replace(edit, path=(*path, *edit.path), target=(*path, *edit.target))
+    return edit._replace(path=(*path, *edit.path), target=(*path, *edit.target))
 
 
 def _parsed(text: str, file: Path) -> tuple[Document, tuple[Problem, ...]]:

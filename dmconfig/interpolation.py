@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dmconfig.errors import Code
 
@@ -23,8 +23,7 @@ class InterpolationError(ValueError):
         super().__init__(what)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expansion:
+class Expansion(NamedTuple):
     """Text with its variables replaced, and the names of those that gave it something."""
 
     text: str

@@ -57,16 +57,14 @@ def read_files(file: str | Path, overlays: Files = ()) -> list[Document]:
     return documents
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(NamedTuple):
     """The name of a profile, and who chose it."""
 
     name: str
     words: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileLayers:
+class FileLayers(NamedTuple):
     """The layers of a file and its overlays, and the names of the profiles that can be chosen for them."""
 
     layers: tuple[Layer, ...]
@@ -113,8 +111,7 @@ def layers_of(
     return FileLayers(layers=layers, profiles=_names(members))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
+class _Member(NamedTuple):
     """One file: what it says itself, its profiles, and all files that it extends, however far."""
 
     body: Node

@@ -188,7 +188,7 @@ def _entries_of(
     except DMConfigError as error:
         raise SpecError(resolved.located(error.problems, path)) from None
     return {
-        f"{prefix}_{name}": replace(entry, place=replace(place, subfolder=name)) if entry else None
+        f"{prefix}_{name}": entry._replace(place=place._replace(subfolder=name)) if entry else None
         for name, entry in there.entries.items()
     }
 

@@ -80,8 +80,7 @@ class OwnCode:
         return _names(self.files)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class Asking(NamedTuple):
     """Who asks for which class in code: in words, the section that may grant it, and where the file names the source.
 
     ``revision`` is the path of the key that pins the source; ``otherwise`` what else may be done, beginning with or.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.document import Document, parse_document, parse_scalar, refused_scalar
 from dmconfig.errors import Code, DocumentError, Problem, ResolveError
@@ -29,8 +29,7 @@ What follows their name in an override is one key, but for a key of an entry at 
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Override:
+class Override(NamedTuple):
     """A value set from outside the file. ``origin`` is how its author wrote it; relative paths start in ``folder``."""
 
     path: ConfigPath
@@ -39,8 +38,7 @@ class Override:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
+class Template(NamedTuple):
     """The text of a value as the file has it, before its variables were replaced; ``variables`` gave it something.
 
     ``is_text``: it is quoted, and stays text.

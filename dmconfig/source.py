@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.catalog import find_pipeline, known_ids
 from dmconfig.configs import config_folder
@@ -83,8 +83,7 @@ class Source:
         return self.file is not None and self.file.lower().endswith(PICKLES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """Where a component is, if not where all others are: in a source (None: in the pipeline's), and where in that.
 
     ``path`` is where the file names that source; None: the pipeline's own index, or its model card, names it.
@@ -97,8 +96,7 @@ class Place:
     path: ConfigPath | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """One component as an index names it: its library and class, and where it is, if not where all others are.
 
     The index of a modular pipeline may leave library and class open: they are empty then.

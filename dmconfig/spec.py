@@ -329,7 +329,7 @@ class PipelineSpec(Model):
         examples=["StableDiffusionXLPipeline"],
     )
     connected: ConnectedSpec = Field(
-        default_factory=ConnectedSpec,
+        default_factory=ConnectedSpec.model_construct,
         description="For a class that is made of several pipelines, such as KandinskyV22CombinedPipeline: where the "
         "others come from. Default: as the source's README.md says.",
         examples=[{"prior": {"source": "kandinsky-community/kandinsky-2-2-prior"}}],
@@ -764,7 +764,7 @@ class Spec(Model):
         examples=[{"transformer": "bitsandbytes_4bit"}],
     )
     adapters: AdaptersSpec = Field(
-        default_factory=AdaptersSpec,
+        default_factory=AdaptersSpec.model_construct,
         description="LoRAs, textual inversions and IP-Adapters, put on before placing.",
         examples=[{"lora": [{"source": "./loras/ink.safetensors", "weight": 0.8}]}],
     )
@@ -811,7 +811,7 @@ class Spec(Model):
         examples=["cpu_offload_with_hook"],
     )
     group_offload: GroupOffloadSpec = Field(
-        default_factory=GroupOffloadSpec,
+        default_factory=GroupOffloadSpec.model_construct,
         description="How group offload cuts components, where it is used.",
         examples=[{"offload_type": "block_level", "num_blocks_per_group": 2}],
     )

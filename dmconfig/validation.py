@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -24,7 +24,8 @@ TypeAdvice = Callable[[ConfigPath, str, Any], str]
 class Model(BaseModel):
     """Base of all models of the file: frozen, and nothing unknown is accepted.
 
-    A model is built when it is first used: most are only parts of another, and start-up is a feature.
+    A model is built when it is first validated: most are only parts of another, and start-up is a feature. So a section
+    of which nothing is written is ``model_construct()``, its defaults, which need no validating.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
@@ -33,8 +34,7 @@ class Model(BaseModel):
 M = TypeVar("M", bound=Model)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(NamedTuple):
     """A mapping whose keys can name one thing in two ways (``0`` and ``cuda:0``).
 
     ``read`` returns what a key means, and raises ValueError for one that means nothing; ``word`` says what kind of

@@ -152,8 +152,6 @@ def call_overrides(
     prompt: str | None, seed: int | None, call: list[str] | None, pipeline: str | None = None
 ) -> Iterator[Override]:
     """The arguments of a call are values of its section of the file, set from outside like any other."""
-    from dataclasses import replace
-
     from dmconfig.resolve import Override
 
     section = ("call",) if pipeline is None else ("pipelines", pipeline, "call")
@@ -161,4 +159,4 @@ def call_overrides(
         if value is not None:
             yield Override(path=(*section, name), value=value, origin=f"--{name}", folder=Path.cwd())
     for override in overrides_of(call, "--call"):
-        yield replace(override, path=(*section, *override.path))
+        yield override._replace(path=(*section, *override.path))
