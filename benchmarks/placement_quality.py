@@ -39,12 +39,12 @@ from pathlib import Path
 from typing import Any
 
 from dmconfig.catalog import CatalogPipeline, find_pipeline, known_ids
+from dmconfig.checked import Checked, check_file
 from dmconfig.configs import config_folder
 from dmconfig.footprint import Footprint, build_on_meta, module_bytes
 from dmconfig.inventory import Inventory, parse_machine
 from dmconfig.layout import Layout, nearest_ancestor
 from dmconfig.layouts import packaged_layout
-from dmconfig.load import Checked, check_file
 from dmconfig.measure import known_by_config
 from dmconfig.plan import Residency, make_task
 from dmconfig.plan.fastest import Fastest

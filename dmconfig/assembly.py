@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dmconfig.adapters import Adapter
 from dmconfig.facts import ClassFacts, PipelineFacts, is_module_class
 from dmconfig.inputs import SEED, Argument, arguments_at
-from dmconfig.original_config import OriginalConfig
 from dmconfig.paths import ConfigPath
 from dmconfig.remote_code import OwnCode
 from dmconfig.source import Source
 from dmconfig.spec import ComponentSpec, QuantizationSpec, Spec
+
+if TYPE_CHECKING:
+    from dmconfig.original_config import OriginalConfig
 
 PIPELINE = "pipeline"
 """What the pipeline of the file is called beside those of ``pipelines``."""

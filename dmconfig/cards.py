@@ -7,7 +7,6 @@ probe has found an accelerator, and not before: start-up is a feature.
 from __future__ import annotations
 
 import functools
-import importlib.resources
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from dmconfig.document import parse_document
 from dmconfig.errors import nearest
+from dmconfig.files import DATA
 from dmconfig.rates import parse_bandwidth, parse_flops
 from dmconfig.units import parse_size
 
@@ -66,7 +66,7 @@ def unknown_card(name: str) -> tuple[str, str]:
 
 @functools.cache
 def _cards() -> Mapping[str, Card]:
-    text = importlib.resources.files("dmconfig").joinpath("data/cards.yaml").read_text(encoding="utf-8")
+    text = (DATA / "cards.yaml").read_text(encoding="utf-8")
     entries = parse_document(text, name="cards.yaml", folder=Path()).data
     return {name: _card(name, facts) for name, facts in entries.items()}
 

@@ -7,13 +7,15 @@ are always measured instead; a pipeline that is not here has no size until it is
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dmconfig.footprint import Footprint
+from dmconfig.files import DATA
+
+if TYPE_CHECKING:
+    from dmconfig.footprint import Footprint
 
 
 class CatalogComponent(NamedTuple):
@@ -44,6 +46,8 @@ class CatalogComponent(NamedTuple):
         target = dtype or self.stored_dtype
         if target not in self.bytes_by_dtype:
             return None
+        from dmconfig.footprint import Footprint
+
         return Footprint(
             nbytes=self.bytes_by_dtype[target],
             dtype=target,
@@ -85,7 +89,7 @@ def known_ids() -> tuple[str, ...]:
 
 @functools.cache
 def _entries() -> dict[str, Any]:
-    text = importlib.resources.files("dmconfig").joinpath("data/catalog.json").read_text(encoding="utf-8")
+    text = (DATA / "catalog.json").read_text(encoding="utf-8")
     pipelines: dict[str, Any] = json.loads(text)["pipelines"]
     return pipelines
 

@@ -18,11 +18,11 @@ from dmconfig.errors import Code, DMConfigError, Problem, SourceError, SpecError
 from dmconfig.facts import CallParameter, PipelineFacts, method_parameters
 from dmconfig.hints import call_hint
 from dmconfig.inputs import BY_PATH, SEED, Argument, arguments_at, unreadable_inputs
-from dmconfig.measure import component_weights, model_config
 from dmconfig.paths import ConfigPath
 from dmconfig.quantization import advice_for, quantised_parts
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DEFAULT, STRATEGIES, GroupOffloadSpec, PlacementSpec, Spec
+from dmconfig.stored import component_weights, model_config
 from dmconfig.switches import unfit_switches
 from dmconfig.trust import (
     idle_grants,

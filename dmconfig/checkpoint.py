@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from dmconfig.facts import ClassFacts
-from dmconfig.gguf import read_gguf
 from dmconfig.source import Source
 from dmconfig.weights import TensorInfo, read_header
 
@@ -109,7 +108,11 @@ _PIPELINES: Sequence[_Rule] = (
 
 @functools.lru_cache(maxsize=32)
 def _read(file: Path, size: int, mtime_ns: int) -> tuple[TensorInfo, ...]:  # noqa: ARG001 - what the cache goes by
-    return read_gguf(file) if file.name.lower().endswith(".gguf") else read_header(file)
+    if not file.name.lower().endswith(".gguf"):
+        return read_header(file)
+    from dmconfig.gguf import read_gguf
+
+    return read_gguf(file)
 
 
 def read_single_file(file: Path) -> tuple[TensorInfo, ...]:

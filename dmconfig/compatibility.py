@@ -14,10 +14,10 @@ from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
 from dmconfig.errors import Code, Problem
 from dmconfig.facts import PipelineFacts
-from dmconfig.measure import AUTO, config_of_home, model_config, stored_dtype
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.spec import Spec
+from dmconfig.stored import AUTO, config_of_home, model_config, stored_dtype
 
 Configs = Mapping[str, Mapping[str, Any]]
 

@@ -24,7 +24,6 @@ from dmconfig.facts import (
     known_schedulers,
     own_class_facts,
 )
-from dmconfig.original_config import original_config, takes_original_config
 from dmconfig.paths import ConfigPath, render_path
 from dmconfig.pipelines import locate_config, needless_revision, not_followed
 from dmconfig.quantization import refused_by_backend
@@ -192,12 +191,16 @@ class Assembler:
 
     def _with_original_config(self, component: Component) -> Component:
         """The component, with the config of its authors where the file names one for it, or for the pipeline's file."""
+        if not component.is_single_file or component.source.is_gguf or not component.is_module:
+            return component
+        from dmconfig.original_config import original_config, takes_original_config
+
         asked, path = component.asked, component.path
         text, revision = asked.original_config, asked.original_config_revision
         if text is None and component.shares_file and takes_original_config(component.facts):
             path = ("pipeline",)
             text, revision = self.spec.pipeline.original_config, self.spec.pipeline.original_config_revision
-        if text is None or not component.is_single_file or component.source.is_gguf or not component.is_module:
+        if text is None:
             return component
         original = original_config(self.resolved, (*path, "original_config"), text, revision, component.facts)
         return replace(component, original_config=original, folder=None)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dmconfig.catalog import find_pipeline
+from dmconfig.files import DATA
 
-_CONFIGS = Path(__file__).parent / "data" / "configs"
+_CONFIGS = DATA / "configs"
 
 
 def config_folder(hub_id: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""The files that come with the package, and writing files whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+DATA = Path(__file__).parent / "data"
+"""What comes with the package: facts of cards, machines and published pipelines."""
 
 
 @contextlib.contextmanager

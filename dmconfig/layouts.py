@@ -11,12 +11,12 @@ says, whichever pipeline they are of: so one that is on this disk is known too, 
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from dmconfig.catalog import find_pipeline
+from dmconfig.files import DATA
 from dmconfig.footprint import kept_in_fp32
 from dmconfig.layout import Layout, layout_of_tensors
 
@@ -67,7 +67,7 @@ def _telling(value: Any) -> Any:
 
 
 def _read(name: str) -> Mapping[str, Any]:
-    file = importlib.resources.files("dmconfig").joinpath(f"data/layouts/{name}")
+    file = DATA / "layouts" / name
     try:
         entries: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -18,10 +18,10 @@ from dmconfig.checkpoint import loads_from_single_file, part_of, read_single_fil
 from dmconfig.facts import PipelineFacts
 from dmconfig.footprint import fp32_patterns, import_library, kept_in_fp32
 from dmconfig.importing import import_class
-from dmconfig.measure import component_weights, config_folder_of, stored_dtype
 from dmconfig.plan import Assignment
 from dmconfig.quantization import loads_on_accelerator, quantization_config
 from dmconfig.remote_code import OwnCode
+from dmconfig.stored import component_weights, config_folder_of, stored_dtype
 from dmconfig.weights import WeightFiles, weight_names
 
 

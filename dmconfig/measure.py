@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from dmconfig.adapters import adapter_notes, additions_of
 from dmconfig.assembly import Assembly, Component
 from dmconfig.catalog import find_pipeline
-from dmconfig.checkpoint import part_of, tensors_of
-from dmconfig.configs import config_folder
+from dmconfig.checkpoint import tensors_of
 from dmconfig.errors import Code, DMConfigError, Problem, SourceError
 from dmconfig.footprint import (
     FLOATS,
@@ -33,20 +31,25 @@ from dmconfig.layout import Layout, lay_out, layout_of, layout_of_tensors, with_
 from dmconfig.layouts import layout_by_config, packaged_layout
 from dmconfig.quantization import quantised_sizes
 from dmconfig.resolve import Resolved
-from dmconfig.source import CONFIG_FILES, Source, read_json
+from dmconfig.source import Source
 from dmconfig.spec import Spec
+from dmconfig.stored import (
+    AUTO,
+    Headers,
+    component_weights,
+    config_folder_of,
+    header_tensors,
+    model_config,
+    single_file_tensors,
+)
 from dmconfig.switches import cast_sizes, casting_of
 from dmconfig.units import format_bytes
-from dmconfig.weights import TensorInfo, WeightFiles, find_weights, read_tensors
+from dmconfig.weights import TensorInfo
 
-AUTO = "auto"
 _VARIANTS = {"fp16": "float16", "bf16": "bfloat16"}
 """The dtype of published variants; the catalogue's figures are of plain weights."""
 
 _ASK = "plan with --hub, which asks the hub for the headers alone, or load it once, which downloads what it needs"
-
-Headers = Callable[[Component], Sequence[TensorInfo] | None]
-"""The tensors of the weights that a component is in, where they are, or None where there are none."""
 
 
 def measure(resolved: Resolved, assembly: Assembly, hub: Headers | None = None) -> Mapping[str, Footprint]:
@@ -179,7 +182,7 @@ def _known_layout(component: Component, size: Footprint, hub: Headers | None) ->
     can_split = component.facts.no_split_modules is not None
     if casting_of(component.asked) is not None:
         return layout_of_tensors(_changed_sizes(component, size), order=component.facts.members, can_split=can_split)
-    tensors = _tensors(component, hub)
+    tensors = header_tensors(component, hub)
     if tensors is not None:
         patterns = _patterns(component, size.dtype)
         sizes = loaded_sizes(tensors, dtype=size.dtype, keep_in_fp32=patterns, tied=_tied(component))
@@ -200,54 +203,6 @@ def known_by_config(component: Component, dtype: str) -> Layout | None:
         members=component.facts.members,
         keep_in_fp32=_patterns(component, dtype),
     )
-
-
-def component_weights(component: Component) -> WeightFiles | None:
-    """Return the weight files a component loads: of its variant, or without one where the variant is the pipeline's.
-
-    Raises: SourceError: an index names files that are not there.
-    """
-    if component.folder is None or component.is_single_file:
-        return None
-    variants = [component.variant] if component.variant_required or not component.variant else [component.variant, None]
-    for pickled in (False, True) if component.allows_pickle else (False,):
-        for variant in variants:
-            files = find_weights(component.folder, library=component.library, variant=variant, pickled=pickled)
-            if files is not None:
-                return files
-    return None
-
-
-def model_config(component: Component) -> Mapping[str, Any]:
-    """Return the config of a component, its own or the packaged one; empty where there is none, or none that is one."""
-    return read_config(config_folder_of(component))
-
-
-def config_of_home(source: Source, name: str) -> Mapping[str, Any]:
-    """Return the config of a component as a pipeline has it, whatever is used in its place; empty without one."""
-    home = source.folder or (config_folder(source.hub_id) if source.hub_id else None)
-    return read_config(home / name if home is not None else None)
-
-
-def read_config(folder: Path | None) -> Mapping[str, Any]:
-    """Return the config in folder; empty where there is none, or none that is one."""
-    names = CONFIG_FILES if folder is not None else ()
-    file = next((folder / name for name in names if folder is not None and (folder / name).is_file()), None)
-    try:
-        return read_json(file) if file is not None else {}
-    except SourceError:
-        return {}  # its loader tells
-
-
-def config_folder_of(component: Component) -> Path | None:
-    """Return where a component's config is: on this machine, or packaged; None when it is neither, or to be made."""
-    if component.original_config is not None:
-        return None
-    if component.folder is not None:
-        return component.folder
-    packaged = config_folder(component.home.hub_id) if component.home.hub_id else None
-    folder = packaged / component.name_there if packaged else None
-    return folder if folder is not None and folder.is_dir() else None
 
 
 def config_of_authors(component: Component) -> Mapping[str, Any]:
@@ -283,41 +238,6 @@ def _built_on_meta(component: Component, dtype: str) -> Any:
         what = f"{component.name!r} ({component.class_name}) cannot be built from its config"
         why = f"{type(error).__name__}: {error}"
         raise SourceError([Problem(code=Code.SIZES_UNKNOWN, what=what, why=why, path=component.path)]) from error
-
-
-def _tensors(component: Component, hub: Headers | None) -> Sequence[TensorInfo] | None:
-    """What the headers of a component's weights say: of those here, else of those on the hub, if it may be asked."""
-    if component.parts:
-        each = [_tensors(part, hub) for part in component.parts]
-        known = [tensors for tensors in each if tensors is not None]
-        if len(known) < len(each):
-            return None
-        wrapper = component.facts.members[0] if component.facts.members else "nets"
-        return [t._replace(name=f"{wrapper}.{i}.{t.name}") for i, tensors in enumerate(known) for t in tensors]
-    files = component_weights(component)
-    if files is not None:
-        return None if files.is_pickle else read_tensors(files)
-    return hub(component) if hub is not None else None
-
-
-def single_file_tensors(component: Component) -> Sequence[TensorInfo] | None:
-    """Return what of a single file is a component's; None where it is not known, or cannot be looked into.
-
-    Raises: SourceError: the file is damaged.
-    """
-    tensors = tensors_of(component.source)
-    if tensors is None:
-        return None
-    return part_of(component.name, component.facts, tensors) or tensors
-
-
-def stored_dtype(component: Component) -> str | None:
-    """Return the dtype that most of a component is stored in, where its weights are here and can be looked into."""
-    try:
-        tensors = single_file_tensors(component) if component.is_single_file else _tensors(component, None)
-    except SourceError:
-        return None  # measuring tells
-    return dominant_dtype(tensors) if tensors is not None and not component.source.is_gguf else None
 
 
 def _measure(component: Component, resolved: Resolved, hub: Headers | None) -> Footprint:
@@ -396,7 +316,7 @@ def _told_by(hub: Headers, component: Component) -> tuple[TensorInfo, ...] | Non
 
 
 def _from_folder(component: Component, resolved: Resolved, hub: Headers | None, dtype: str | None) -> Footprint:
-    tensors = _tensors(component, hub)
+    tensors = header_tensors(component, hub)
     if tensors is not None:
         return _from_tensors(component, tensors, dtype)
     catalogued = _from_catalogue(component, dtype)

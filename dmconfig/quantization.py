@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dmconfig.errors import Code, Problem, nearest
 from dmconfig.facts import CallParameter, method_parameters
-from dmconfig.footprint import module_bytes
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DTYPES, QuantizationSpec, Spec
@@ -322,6 +321,8 @@ _WEIGHS: Mapping[str, Callable[[LinearShape, Mapping[str, Any]], int]] = {
 def quantised_sizes(module: Any, asked: QuantizationSpec, dtype: str) -> Iterator[tuple[str, int]]:
     """Yield name and bytes of every tensor of a component built on meta, once it is loaded in dtype and quantised."""
     weights = {f"{path}.weight": layer for path, layer in converted_layers(module, asked)}
+    from dmconfig.footprint import module_bytes
+
     for name, nbytes in module_bytes(module, dtype):
         layer = weights.get(name)
         yield name, nbytes if layer is None else layer_bytes(module, layer, asked, nbytes // layer.weight.numel())

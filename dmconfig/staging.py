@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dmconfig.checked import Checked
 from dmconfig.garbage import gc_paused
 from dmconfig.inventory import Inventory
-from dmconfig.load import Checked, plan_for, plan_of
+from dmconfig.load import plan_for, plan_of
 from dmconfig.rehearse.script import Script, Settings
 from dmconfig.resolve import Override, overrides_from_mapping
 

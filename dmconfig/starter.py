@@ -10,12 +10,13 @@ from typing import Any
 
 from dmconfig.assembly import Assembly
 from dmconfig.check import check
+from dmconfig.checked import Checked
 from dmconfig.devices import DISK
 from dmconfig.document import parse_document
 from dmconfig.errors import Code, DMConfigError, DocumentError, PlanError, Problem
 from dmconfig.files import write_whole
 from dmconfig.inventory import Inventory
-from dmconfig.load import Checked, plan_for
+from dmconfig.load import plan_for
 from dmconfig.paths import ConfigPath
 from dmconfig.plan import Assignment, Part, Plan, Residency
 from dmconfig.resolve import resolve

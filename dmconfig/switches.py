@@ -20,7 +20,6 @@ from dmconfig.facts import (
     method_parameters,
     own_method_parameters,
 )
-from dmconfig.footprint import module_bytes
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.spec import DTYPES, CompileSpec, ComponentSpec, LayerwiseCastingSpec
@@ -310,6 +309,8 @@ def cast_sizes(module: Any, asked: ComponentSpec, dtype: str) -> Iterator[tuple[
     """
     casting = casting_of(asked)
     assert casting is not None  # noqa: S101 - the caller has looked
+    from dmconfig.footprint import module_bytes
+
     before = [*module_bytes(module, dtype)]
     cast_by_layer(module, asked, dtype)
     after = dict((*module.named_parameters(), *module.named_buffers()))

@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from dmconfig.assembly import Assembly, Component
 from dmconfig.checkpoint import loads_from_single_file
 from dmconfig.errors import Code, Problem
-from dmconfig.original_config import known_classes
 from dmconfig.paths import ConfigPath
 from dmconfig.remote_code import GRANT
 from dmconfig.resolve import Resolved
@@ -188,6 +187,8 @@ def _needless_original_configs(resolved: Resolved, spec: Spec, assembly: Assembl
     for path, section in sections:
         at: ConfigPath = (*path, "original_config")
         if section.original_config is not None and at not in used and not failed:
+            from dmconfig.original_config import known_classes
+
             what = "original_config is for one file of weights that is no GGUF, and this source is none"
             fix = f"remove the line; it is for: {', '.join(known_classes())}"
             yield resolved.problem(Code.BAD_ORIGINAL_CONFIG, at, what, fix=fix, key=True)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dmconfig.check import check
+from dmconfig.checked import Checked
 from dmconfig.document import Document, parse_document
 from dmconfig.errors import DMConfigError, Problem
 from dmconfig.footprint import Footprint
 from dmconfig.inventory import Device, Inventory
-from dmconfig.load import Checked
 from dmconfig.measure import measure
 from dmconfig.plan import Assignment, DeviceUse, Plan, make_plan
 from dmconfig.resolve import Resolved, overrides_from_mapping, resolve

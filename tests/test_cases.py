@@ -24,9 +24,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from dmconfig.checked import resolve_file
 from dmconfig.cli import app
 from dmconfig.document import parse_document
-from dmconfig.load import resolve_file
 from dmconfig.resolve import override_from_text, resolve
 from dmconfig.spec import validate_spec
 

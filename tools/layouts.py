@@ -20,7 +20,7 @@ from dmconfig.facts import class_facts
 from dmconfig.footprint import build_on_meta, fp32_patterns, kept_in_fp32
 from dmconfig.layout import layout_of
 from dmconfig.layouts import BY_CONFIG, file_name, fingerprint, fold
-from dmconfig.measure import read_config
+from dmconfig.stored import read_config
 
 TARGET = Path(__file__).parents[1] / "dmconfig" / "data" / "layouts"
 

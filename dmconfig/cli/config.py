@@ -32,8 +32,8 @@ def config(
 
     Save it beside FILE: relative paths in it start there.
     """
+    from dmconfig.checked import resolve_file
     from dmconfig.errors import SpecError
-    from dmconfig.load import resolve_file
     from dmconfig.provenance import as_json, config_data, config_text, not_in_json, provenance_data, values_of
     from dmconfig.spec import validate_spec
 

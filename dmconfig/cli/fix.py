@@ -28,9 +28,9 @@ def fix(
 
 
 def _fix(file: Path, *, check: bool) -> int:
+    from dmconfig.checked import check_file
     from dmconfig.errors import Code, DMConfigError
     from dmconfig.fixing import fixed, without_offers
-    from dmconfig.load import check_file
 
     try:
         change = fixed(file)

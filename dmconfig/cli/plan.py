@@ -36,9 +36,9 @@ from dmconfig.cli.printing import (
 )
 
 if TYPE_CHECKING:
+    from dmconfig.checked import Checked
     from dmconfig.errors import Problem
     from dmconfig.inventory import Inventory
-    from dmconfig.load import Checked
     from dmconfig.plan import Plan
     from dmconfig.resolve import Override
 
@@ -73,7 +73,7 @@ def plan(
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Show where every component will live on this machine, or on one described by a file, a name or sizes."""
-    from dmconfig.load import check_file
+    from dmconfig.checked import check_file
     from dmconfig.output import check_writable
 
     with exit_on_problems(format_):

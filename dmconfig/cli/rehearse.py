@@ -64,7 +64,7 @@ def rehearse(
 ) -> None:
     """Run the pipeline's own code on virtual accelerators, without weights: will it run, and what does it take?"""
     from dmconfig.assembly import PIPELINE
-    from dmconfig.load import check_file
+    from dmconfig.checked import check_file
     from dmconfig.output import check_writable
     from dmconfig.rehearse.reserve import rehearsable
     from dmconfig.rehearse.script import Settings

@@ -22,8 +22,8 @@ from dmconfig.cli.options import (
 from dmconfig.cli.printing import exit_on_problems, print_json, print_plan, quiet_libraries
 
 if TYPE_CHECKING:
+    from dmconfig.checked import Checked
     from dmconfig.console import ConsoleProgress
-    from dmconfig.load import Checked
     from dmconfig.plan import Plan
 
 
@@ -42,9 +42,10 @@ def run(
     """Load the pipeline as planned, call it once, and write the picture."""
     quiet_libraries()
     from dmconfig.check import check_weights
+    from dmconfig.checked import check_file
     from dmconfig.console import ConsoleProgress
     from dmconfig.inventory import probe_machine
-    from dmconfig.load import check_file, fetched, load_plan, plan_for
+    from dmconfig.load import fetched, load_plan, plan_for
     from dmconfig.output import check_output, save
 
     progress = ConsoleProgress()

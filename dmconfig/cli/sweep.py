@@ -62,7 +62,7 @@ def sweep(
 ) -> None:
     """Find the largest picture, and the most at once, that fits: each setting is planned and rehearsed, per machine."""
     from dmconfig.assembly import PIPELINE
-    from dmconfig.load import check_file
+    from dmconfig.checked import check_file
     from dmconfig.rehearse.script import Settings
     from dmconfig.rehearse.table import fits_everywhere, sweep_data, sweep_text
     from dmconfig.staging import sweep_machines

@@ -48,8 +48,8 @@ def _problems_of(
     file: Path, overlays: Sequence[Path], profile: str | None, overrides: Sequence[Override]
 ) -> tuple[Problem, ...]:
     from dmconfig.check import check_weights
+    from dmconfig.checked import check_file, check_profiles
     from dmconfig.errors import DMConfigError
-    from dmconfig.load import check_file, check_profiles
 
     try:
         checked = check_file(file, overrides, overlays=overlays, profile=profile)

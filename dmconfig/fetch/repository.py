@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dmconfig.assembly import Assembly, Component
 from dmconfig.errors import DMConfigError
-from dmconfig.measure import component_weights, config_folder_of
 from dmconfig.paths import ROOT, ConfigPath
 from dmconfig.source import INDEX_FILE, INDEX_FILES, Source, find_snapshot
+from dmconfig.stored import component_weights, config_folder_of
 from dmconfig.units import format_bytes
 from dmconfig.weights import find_weights
 

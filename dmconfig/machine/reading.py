@@ -5,7 +5,6 @@ A file of a user's and one of the package's are read alike. Every mistake is a p
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from dmconfig.cards import Card, find_card, unknown_card
 from dmconfig.devices import CPU, DISK, parse_device
 from dmconfig.document import Document, parse_document, read_document
 from dmconfig.errors import Code, MachineError, Problem, nearest
+from dmconfig.files import DATA
 from dmconfig.inventory import (
     DEFAULT_HOST_BYTES,
     ONE_KIND,
@@ -60,7 +60,7 @@ from dmconfig.validation import (
     wrong_type,
 )
 
-_FOLDER = "data/machines"
+_MACHINES = DATA / "machines"
 _SUFFIXES = (".yaml", ".yml", ".json")
 _FIXES = {
     "version": f"add 'version: {MACHINE_VERSION}' as the first line",
@@ -100,7 +100,7 @@ def named_machine(text: str, other_flags: Iterable[str] = ()) -> Inventory:
     if os.sep in text or "/" in text or text.endswith(_SUFFIXES):
         return read_machine(text)
     if text in machine_names():
-        file = importlib.resources.files("dmconfig").joinpath(f"{_FOLDER}/{text}.yaml")
+        file = _MACHINES / f"{text}.yaml"
         return _inventory(parse_document(file.read_text(encoding="utf-8"), name=f"{text}.yaml", folder=Path()))
     card = find_card(text)
     if card is not None:
@@ -111,8 +111,7 @@ def named_machine(text: str, other_flags: Iterable[str] = ()) -> Inventory:
 
 def machine_names() -> tuple[str, ...]:
     """Return the names of the machines that come with the package."""
-    folder = importlib.resources.files("dmconfig").joinpath(_FOLDER)
-    return tuple(sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")))
+    return tuple(sorted(file.stem for file in _MACHINES.glob("*.yaml")))
 
 
 def read_machine(file: str | Path) -> Inventory:

@@ -22,9 +22,9 @@ from dmconfig.checkpoint import tensors_of
 from dmconfig.facts.cache import cache_folder
 from dmconfig.files import replacing
 from dmconfig.inventory import Inventory
-from dmconfig.measure import config_folder_of
 from dmconfig.plan import Plan
 from dmconfig.rehearse.script import Script, Settings
+from dmconfig.stored import config_folder_of
 from dmconfig.version import __version__
 from dmconfig.weights import read_header
 

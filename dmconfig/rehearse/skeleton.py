@@ -14,12 +14,13 @@ from dmconfig.errors import BuildError, Code
 from dmconfig.facts import PipelineFacts
 from dmconfig.footprint import build_class_on_meta, fp32_patterns, kept_in_fp32
 from dmconfig.loaders import class_of, make_pipeline
-from dmconfig.measure import config_folder_of, config_of_authors
+from dmconfig.measure import config_of_authors
 from dmconfig.rehearse.adapters import put_on
 from dmconfig.rehearse.quantised import module_of_gguf, quantised
 from dmconfig.rehearse.standins import stand_in_for
 from dmconfig.remote_code import OwnCode
 from dmconfig.resolve import Resolved
+from dmconfig.stored import config_folder_of
 from dmconfig.switches import apply_switches
 
 

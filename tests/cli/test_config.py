@@ -11,8 +11,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from dmconfig import secrets
+from dmconfig.checked import resolve_file
 from dmconfig.cli import app
-from dmconfig.load import plan_from_yaml, resolve_file
+from dmconfig.load import plan_from_yaml
 from dmconfig.provenance import config_data
 from dmconfig.resolve import override_from_text
 from dmconfig.spec import Spec, validate_spec

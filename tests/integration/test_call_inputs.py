@@ -14,8 +14,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from dmconfig import load_from_yaml
+from dmconfig.checked import check_file
 from dmconfig.cli import app
-from dmconfig.load import check_file, plan_for
+from dmconfig.load import plan_for
 from dmconfig.rehearse import Script, Settings, rehearse
 from tests.conftest import inventory
 from tests.tiny_pipelines import CLASSES, PROMPT, SIZE, kind_of, write_picture, write_tiny

@@ -12,9 +12,10 @@ import pytest
 
 from dmconfig import load_from_yaml, plan_from_yaml, to_spec, unload
 from dmconfig.assembly import assumed_order
+from dmconfig.checked import check_file
 from dmconfig.errors import Code, SpecError
 from dmconfig.facts import PipelineFacts, known_pipelines, pipeline_facts
-from dmconfig.load import check_file, plan_for
+from dmconfig.load import plan_for
 from dmconfig.pinning import pin
 from dmconfig.rehearse import rehearse
 from dmconfig.rehearse.script import Script, Settings

@@ -14,9 +14,9 @@ from diffusers import DiffusionPipeline, EulerDiscreteScheduler, StableDiffusion
 
 import dmconfig
 from dmconfig import DMConfigError, load_from_yaml, to_spec
+from dmconfig.checked import check_file, resolve_file
 from dmconfig.devices import parse_device
 from dmconfig.dispatch import placement_of
-from dmconfig.load import check_file, resolve_file
 from dmconfig.plan import Assignment, Residency
 from dmconfig.spec import validate_spec
 from dmconfig.units import KIB

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import CLIPVisionModelWithProjection
 
 from dmconfig import DMConfigError, load_from_yaml, to_spec
-from dmconfig.load import check_file
+from dmconfig.checked import check_file
 from tests.single_files import WEIGHTS, write_checkpoint, write_gguf
 from tests.tiny_adapters import (
     write_controlnet,

@@ -20,9 +20,10 @@ from diffusers import ComponentSpec, ModularPipeline
 from diffusers.guiders import PerturbedAttentionGuidance
 
 import dmconfig
+from dmconfig.checked import check_file
 from dmconfig.dispatch import dispatch, placement_of
 from dmconfig.errors import Code, DispatchError, SourceError, SpecError
-from dmconfig.load import check_file, plan_for
+from dmconfig.load import plan_for
 from dmconfig.output import save
 from dmconfig.rehearse import rehearse
 from dmconfig.rehearse.script import Script, Settings

@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 
 import dmconfig
 from dmconfig import DMConfigError, load_from_yaml, plan_from_yaml
+from dmconfig.checked import check_file
 from dmconfig.errors import Code, Problem
 from dmconfig.footprint import bits_of
-from dmconfig.load import check_file, plan_for
+from dmconfig.load import plan_for
 from dmconfig.pinning import pin
 from dmconfig.rehearse import Script, Settings, rehearse
 from dmconfig.units import MIB

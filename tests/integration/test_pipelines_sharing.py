@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import dmconfig
 from dmconfig import DMConfigError
+from dmconfig.checked import check_file
 from dmconfig.cli import app
-from dmconfig.load import check_file
 from tests.tiny_pipelines import PROMPT, SIZE, write_picture, write_tiny
 from tests.virtual_devices import MakeMachine
 

@@ -17,9 +17,10 @@ import transformers
 
 from dmconfig.assembly import PIPELINE
 from dmconfig.build import build_pipelines
+from dmconfig.checked import Checked, check_file
 from dmconfig.dispatch import dispatch, placement
 from dmconfig.errors import SpecError
-from dmconfig.load import Checked, check_file, plan_for
+from dmconfig.load import plan_for
 from dmconfig.progress import NoProgress
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
 from dmconfig.rehearse import rehearsal as rehearsing

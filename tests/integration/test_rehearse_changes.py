@@ -11,7 +11,8 @@ from diffusers import DiffusionPipeline
 from diffusers.quantizers.gguf.utils import GGUFLinear
 
 from dmconfig.assembly import PIPELINE
-from dmconfig.load import check_file, plan_for
+from dmconfig.checked import check_file
+from dmconfig.load import plan_for
 from dmconfig.plan import Plan
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearsal_text, rehearse
 from dmconfig.rehearse.quantised import QuantisedLinear

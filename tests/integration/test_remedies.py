@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from dmconfig.checked import check_file
 from dmconfig.errors import Code, MachineError, Problem, RunError, SpecError
 from dmconfig.inventory import parse_machine
-from dmconfig.load import check_file, plan_for
+from dmconfig.load import plan_for
 from dmconfig.rehearse import Rehearsal, Settings, apart, rehearsal_text, rehearse
 from dmconfig.rehearse.model import Remedy
 from dmconfig.rehearse.remedies import Change, changes, remedies

@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 
 import dmconfig
 from dmconfig import DMConfigError, load_from_yaml, plan_from_yaml, to_spec
+from dmconfig.checked import check_file
 from dmconfig.cli import app
 from dmconfig.errors import Code, Problem
-from dmconfig.load import check_file, plan_for
+from dmconfig.load import plan_for
 from dmconfig.pinning import pin
 from dmconfig.rehearse import Script, Settings, rehearse
 from dmconfig.rehearse.apart import pickled

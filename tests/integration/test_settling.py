@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from dmconfig.checked import check_file
 from dmconfig.errors import PlanError
 from dmconfig.inventory import Inventory, parse_machine
-from dmconfig.load import check_file, plan_for, plan_of
+from dmconfig.load import plan_for, plan_of
 from dmconfig.plan import Plan
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse, remembered, settling
 from dmconfig.rehearse.margins import workspace_bytes

@@ -31,9 +31,10 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel
 
 from dmconfig import DMConfigError, load_from_yaml, plan_from_yaml
+from dmconfig.checked import check_file
 from dmconfig.errors import Code
 from dmconfig.inventory import parse_machine
-from dmconfig.load import check_file, plan_for
+from dmconfig.load import plan_for
 from dmconfig.rehearse import Settings
 from dmconfig.staging import rehearse_file
 from tests.conftest import only_problem

@@ -17,14 +17,15 @@ from huggingface_hub import constants, errors
 from huggingface_hub.utils import are_progress_bars_disabled
 from rich.console import Console
 
+from dmconfig.checked import Checked, check_file
 from dmconfig.console import ConsoleProgress
 from dmconfig.errors import BuildError, Code, DMConfigError, SourceError, SpecError
 from dmconfig.fetch import fetch, fetch_index, is_whole, needed_files
 from dmconfig.inventory import parse_machine
-from dmconfig.load import Checked, check_file, fetched, plan_for
-from dmconfig.measure import component_weights
+from dmconfig.load import fetched, plan_for
 from dmconfig.progress import Item, NoProgress
 from dmconfig.source import locate_source
+from dmconfig.stored import component_weights
 from tests.gguf_files import gguf
 from tests.loopback_hub import Hub
 

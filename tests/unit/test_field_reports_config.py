@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from dmconfig.check import check
+from dmconfig.checked import check_file
 from dmconfig.errors import Code, DMConfigError, Problem
-from dmconfig.load import check_file, load_from_yaml
+from dmconfig.load import load_from_yaml
 from dmconfig.reports import problem_blocks, problem_line
 from dmconfig.resolve import override_from_text
 from dmconfig.spec import validate_spec

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from dmconfig.checked import resolve_file
 from dmconfig.document import parse_scalar
 from dmconfig.errors import Code, DMConfigError, ResolveError
 from dmconfig.layers import MAX_FILES
-from dmconfig.load import resolve_file
 from dmconfig.paths import ConfigPath, Location
 from dmconfig.resolve import Resolved, override_from_text, overrides_from_mapping
 from dmconfig.writing import as_yaml

@@ -19,10 +19,10 @@ from dmconfig.facts import class_facts
 from dmconfig.footprint import build_on_meta, fp32_patterns, module_bytes
 from dmconfig.layout import Layout, layout_of, nearest_ancestor
 from dmconfig.layouts import file_name, fingerprint, fold, layout_by_config, packaged_layout, unfold
-from dmconfig.measure import read_config
 from dmconfig.plan.cuts import Blocks, Cut
 from dmconfig.plan.requests import Place
 from dmconfig.plan.split import part_loads
+from dmconfig.stored import read_config
 from tests.seeds import over_seeds
 
 DTYPES = ("float32", "float16", "bfloat16")

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
+from dmconfig.checked import Checked, check_file, check_profiles
 from dmconfig.devices import device_or_none
 from dmconfig.errors import Code, DMConfigError, Problem
-from dmconfig.load import Checked, check_file, check_profiles
 from dmconfig.paths import lines_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,9 @@ from xml.etree import ElementTree as Xml
 import jsonschema
 import pytest
 
+from dmconfig.checked import check_file
 from dmconfig.inventory import parse_machine
-from dmconfig.load import check_file, plan_for
+from dmconfig.load import plan_for
 from dmconfig.rehearse import Rehearsal, Script, Settings, rehearse
 from dmconfig.rehearse.failures import devices_named_in
 from dmconfig.rehearse.model import Crossing, DevicePeak, Failure, Margin, PhasePeak

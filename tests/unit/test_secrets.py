@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dmconfig import secrets
+from dmconfig.checked import check_file
 from dmconfig.errors import Code, DMConfigError, Edit, Move, Problem, ResolveError, SpecError
-from dmconfig.load import check_file
 from dmconfig.paths import Location
 from dmconfig.render import problem_data
 from dmconfig.reports import github_annotation, problem_blocks, problem_line

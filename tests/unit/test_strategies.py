@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from dmconfig.checked import Checked
 from dmconfig.configs import config_folder
 from dmconfig.devices import is_accelerator
 from dmconfig.errors import PlanError, SpecError
 from dmconfig.footprint import Footprint
 from dmconfig.inventory import Inventory
 from dmconfig.layout import LaidOutModule, Layout
-from dmconfig.load import Checked
 from dmconfig.plan import Assignment, Part, Plan, Residency, make_plan, make_task
 from dmconfig.plan.misfits import variations
 from dmconfig.plan.task import Task
