@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dmconfig.adapters import Adapter
 from dmconfig.facts import ClassFacts, PipelineFacts, is_module_class
@@ -90,7 +90,8 @@ class Component:
         return is_module_class(self.facts)
 
 
-class Sharing(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
     """One more pipeline on the components of an assembly."""
 
     name: str

@@ -9,7 +9,6 @@ DIFFUSERS_DEFAULT_PIPELINE_PATHS) and loaders/single_file.py (load_single_file_s
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -106,25 +105,16 @@ _PIPELINES: Sequence[_Rule] = (
 """Hub id of a pipeline, and what a file of its weights has: the first that holds. Kinds that share names come last."""
 
 
-@functools.lru_cache(maxsize=32)
-def _read(file: Path, size: int, mtime_ns: int) -> tuple[TensorInfo, ...]:  # noqa: ARG001 - what the cache goes by
-    if not file.name.lower().endswith(".gguf"):
-        return read_header(file)
-    from dmconfig.gguf import read_gguf
-
-    return read_gguf(file)
-
-
 def read_single_file(file: Path) -> tuple[TensorInfo, ...]:
     """Return the tensors of a safetensors or GGUF file, from its header alone.
 
     Raises: SourceError: the file is damaged or cannot be read.
     """
-    try:
-        state = file.stat()
-    except OSError:
-        return _read(file, -1, -1)  # which says what is wrong with it
-    return _read(file, state.st_size, state.st_mtime_ns)
+    if not file.name.lower().endswith(".gguf"):
+        return read_header(file)
+    from dmconfig.gguf import read_gguf
+
+    return read_gguf(file)
 
 
 def tensors_of(source: Source) -> tuple[TensorInfo, ...] | None:

@@ -1,15 +1,40 @@
-"""The files that come with the package, and writing files whole or not at all."""
+"""Files: where those are that come with the package, reading one once, and writing one whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 DATA = Path(__file__).parent / "data"
 """What comes with the package: facts of cards, machines and published pipelines."""
+
+
+def read_once(read: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Return read with its latest answers kept: a file is read again when its size or its time has changed.
+
+    What it raises is not kept. What it returns is shared, so it must not be changed.
+    """
+
+    @functools.lru_cache(maxsize=64)
+    def kept(file: Path, size: int, mtime_ns: int) -> T:  # noqa: ARG001 - what tells one state of a file from another
+        return read(file)
+
+    @functools.wraps(read)
+    def once(file: Path) -> T:
+        try:
+            state = file.stat()
+        except OSError:
+            return read(file)  # which says what is wrong with it
+        return kept(file, state.st_size, state.st_mtime_ns)
+
+    return once
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dmconfig.errors import Problem, SourceError
+from dmconfig.files import read_once
 from dmconfig.footprint import kept_in_fp32
 from dmconfig.weights import (
     LFS_POINTER,
@@ -214,6 +215,7 @@ class _Header:
             raise BadFileError(f"is corrupt: its header would take more than {MAX_HEADER_BYTES} bytes")
 
 
+@read_once
 def _read(file: Path) -> tuple[tuple[TensorInfo, ...], GGUFMetadata]:
     try:
         file_bytes = file.stat().st_size

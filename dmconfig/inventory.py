@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmconfig.cards import Card, card_reported_as, find_card, unknown_card
 from dmconfig.devices import CPU, DISK
@@ -63,16 +63,14 @@ class Device:
     free_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(NamedTuple):
     """How fast bytes travel between two devices, either way; ``devices`` is in the order of ``pair``."""
 
     devices: tuple[str, str]
     bytes_per_s: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class Speed(NamedTuple):
     """How fast a device computes: floating-point operations a second, of an accelerator in 16 bits."""
 
     device: str

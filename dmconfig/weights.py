@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dmconfig.errors import Code, Problem, SourceError
+from dmconfig.files import read_once
 from dmconfig.units import format_bytes
 
 DTYPE_BITS = {
@@ -69,6 +70,7 @@ class TruncatedError(BadFileError):
     """The file ends before what its header describes."""
 
 
+@read_once
 def read_header(file: Path) -> tuple[TensorInfo, ...]:
     """Return the tensors of a safetensors file, in the order of their bytes.
 
@@ -316,7 +318,8 @@ def _shards(index: Path) -> tuple[Path, ...]:
     return tuple(index.parent / name for name in names)
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+@read_once
+def _read_weight_map(index: Path) -> Mapping[str, str]:
     try:
         return parse_weight_map(index.read_bytes())
     except OSError as error:

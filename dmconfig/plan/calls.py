@@ -7,7 +7,7 @@ it was read from the pipelines' code and stands in two tables. The file's ``call
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dmconfig.assembly import DENOISER_NAMES, Assembly
 from dmconfig.facts import PipelineFacts
@@ -43,8 +43,7 @@ TOKENS = {DENOISER: 4096, "text encoder": 512, "image encoder": 257, DECODER: 16
 """How many vectors a call takes through the weights, roughly: a 1024 px image in latent patches, a full prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+class Runs(NamedTuple):
     """How often a component runs per generation, and how many vectors go through its weights each time."""
 
     calls: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dmconfig.layout import Layout
 from dmconfig.plan.requests import Place
@@ -19,8 +19,7 @@ Ends = tuple[tuple[str, int], ...]
 """Device of each run, and the place in the row at which it ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(NamedTuple):
     """Blocks that stay together: one, and those that share a weight with it."""
 
     paths: tuple[str, ...]
@@ -119,8 +118,7 @@ class Row:
         return max(start, bisect.bisect_right(self.sums, self.sums[start] + room) - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A component in parts: what parents of blocks hold is on ``home``, the blocks of the row stay up to the last end.
 
     ``resting`` are the places of all others, in order, each for so many of them. ``held`` are the bytes of the

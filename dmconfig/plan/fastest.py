@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.layout import Layout
@@ -44,16 +45,14 @@ Places = Mapping[str, Place]
 Rank = tuple[float, int, Figures]
 
 
-@dataclass(frozen=True, slots=True)
-class Runner:
+class Runner(NamedTuple):
     """A placement of every component, and its price."""
 
     places: Mapping[str, Places]
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fastest:
+class Fastest(NamedTuple):
     """What the search found: the best, what nothing can fall below, and the next best it has seen.
 
     ``proven`` is False when it ended before it had seen everything.
@@ -95,8 +94,7 @@ def _order(question: Question) -> list[str]:
     return sorted(requests, key=lambda name: (not requests[name].pinned, -loads[name].nbytes, name))
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
+class _Option(NamedTuple):
     """One way to place a component: its price, the devices beyond the first, and what devices hold then.
 
     Without a place the component is split, after all that are not.
@@ -108,8 +106,7 @@ class _Option:
     uses: Uses
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(NamedTuple):
     """A placement of some components; ``pending`` are those that are to be split."""
 
     places: Mapping[str, Place | Cut]
@@ -131,8 +128,7 @@ class _State:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Least:
+class _Least(NamedTuple):
     """What not staying costs at least, brought whole or otherwise, and whether staying is possible at all."""
 
     nbytes: int
@@ -172,7 +168,7 @@ class _Search:
             for name, request in question.requests.items()
         }
         self._least = {name: self._least_away(name) for name in question.requests}
-        self._in_parts = {name: replace(self._least[name], whole_s=inf) for name in self.blocks}
+        self._in_parts = {name: self._least[name]._replace(whole_s=inf) for name in self.blocks}
         self._nothing = _State({}, (), {device: Use() for device in question.limits.budgets}, 0.0, 0)
 
     def run(self, *, narrow: bool) -> None:

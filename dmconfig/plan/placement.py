@@ -7,7 +7,7 @@ depends on the input alone. A limit on the steps keeps contrived cases short; ``
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.plan.preferences import Even, Preference
@@ -24,8 +24,7 @@ MAX_STEPS_WITHOUT = 4 * MAX_STEPS
 """The same while it has found none that fits: a tight packing is worth a longer look than a more even one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A choice of a place per component; ``proven`` is False when the search ended before it had seen everything."""
 
     choice: Choice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dmconfig.devices import CPU, DISK, is_accelerator
 from dmconfig.plan.model import Residency
@@ -29,8 +29,7 @@ _BRINGING = {
 AUTO = "auto"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a component runs, when its weights are there, and where they rest in between."""
 
     device: str
@@ -43,8 +42,7 @@ class Place:
         return self.device if self.residency is Residency.ALWAYS else self.storage
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """The places a component may have, most wanted first; a single one is a pin. ``origin`` says what asks for it."""
 
     places: tuple[Place, ...]

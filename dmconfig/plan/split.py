@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dmconfig.layout import Block, Layout, chain_bytes, nearest_ancestor
 from dmconfig.plan.requests import Place
@@ -48,8 +48,7 @@ def part_loads(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """The bytes that a device has left."""
 
     device: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from dmconfig.assembly import Assembly
 from dmconfig.compatibility import casting_inputs
@@ -208,8 +209,7 @@ class Task:
                 return solution, name
             stays, working = name not in self.assembly.in_turn, self.working(name)
             loads = part_loads(self.layouts[name], places, stays=stays, working=working)
-            wider = replace(
-                solution,
+            wider = solution._replace(
                 choice={**solution.choice, **{part_name(name, path): place for path, place in places.items()}},
                 loads={**solution.loads, **{part_name(name, path): load for path, load in loads.items()}},
             )
@@ -231,8 +231,7 @@ class Task:
         return replace(self, spec=self.spec.model_copy(update=changes))
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
+class Solution(NamedTuple):
     """A place per component and part, and what each weighs; ``proven``: none better exists.
 
     ``fastest`` is what the search behind ``auto`` says of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 GAP = "  "
 LEAST_LAST = 32
@@ -14,8 +14,7 @@ _BELOW = " " * 4
 _FIGURE = re.compile(r"(\d) (?=([KMGT]i)?B\b|m?s\b|min\b)")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column's heading, and whether its cells end under one another, as sizes do."""
 
     heading: str

@@ -205,7 +205,7 @@ def test_spread_more_room_is_never_worse(seed: int) -> None:
         return
     for index, room in enumerate(case.rooms):
         rooms = list(case.rooms)
-        rooms[index] = replace(room, nbytes=room.nbytes + 3)
+        rooms[index] = room._replace(nbytes=room.nbytes + 3)
         assert replace(case, rooms=tuple(rooms)).answer() is not None
 
 
