@@ -127,7 +127,9 @@ def _bar(device: DeviceUse, width: int) -> str:
 
 def _fine_print(plan: Plan) -> list[str]:
     sources = ", ".join(dict.fromkeys(SOURCES[a.measured_from] for a in plan.assignments))
-    return [*(_proof(plan.proof) if plan.proof else ()), f"sizes from {sources}; activations come on top"]
+    is_kept_free = any(device.reserved_bytes for device in plan.devices)
+    activations = "activations have to fit the reserve" if is_kept_free else "activations come on top"
+    return [*(_proof(plan.proof) if plan.proof else ()), f"sizes from {sources}; {activations}"]
 
 
 def _proof(proof: Proof) -> Iterator[str]:

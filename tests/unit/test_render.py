@@ -133,7 +133,7 @@ def test_plan_text_whole(plan: Plan) -> None:
         "",
         f"cuda:0  {'█' * 14}{'▒' * 8}{'·' * 10}  3.5 GiB weights, 2.0 GiB reserve,  2.5 GiB free of  8.0 GiB",
         f"cpu     {'█' * 8}{'·' * 24}  4.0 GiB weights,                  12.0 GiB free of 16.0 GiB",
-        "sizes from the headers of the weights; activations come on top",
+        "sizes from the headers of the weights; activations have to fit the reserve",
     ]
 
 
@@ -175,7 +175,7 @@ def test_plan_text_notes_and_sources_of_sizes() -> None:
         "",
     ]
     sources = "the headers of the weights, the packaged catalogue (no weights on this machine)"
-    assert shown[-1] == f"sizes from {sources}; activations come on top"
+    assert shown[-1] == f"sizes from {sources}; activations have to fit the reserve"
 
 
 @pytest.mark.parametrize(
