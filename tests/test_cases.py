@@ -21,8 +21,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dmconfig.checked import resolve_file
 from dmconfig.cli import app

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dmconfig.cli import app
 from dmconfig.inventory import parse_machine

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dmconfig import inventory
 from dmconfig.cli import app

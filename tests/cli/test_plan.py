@@ -13,8 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dmconfig.cli import app
 from dmconfig.units import format_bytes
