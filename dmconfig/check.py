@@ -46,8 +46,10 @@ OWNED_ARGUMENTS = frozenset({"generator"})
 """Parameters of a pipeline's call that a file cannot hold."""
 
 
-def check(resolved: Resolved, spec: Spec, hub: FileHeaders | None = None) -> Assembly:
+def check(resolved: Resolved, spec: Spec, hub: FileHeaders | None = None, *, with_weights: bool = False) -> Assembly:
     """Return what the pipeline is made of, after every rule. ``hub`` tells what files hold that are not here.
+
+    ``with_weights``: the weights have to be there too, see ``check_weights``.
 
     Raises: SpecError: all problems found, of all rules.
     """
@@ -92,6 +94,8 @@ def check(resolved: Resolved, spec: Spec, hub: FileHeaders | None = None) -> Ass
         call_arguments,
     ):
         problems.extend(rule(resolved, spec, assembly))
+    if with_weights:
+        problems.extend(missing_weights(resolved, assembly))
     if problems:
         raise SpecError(problems)
     return assembly
@@ -104,13 +108,18 @@ def check_weights(resolved: Resolved, assembly: Assembly) -> None:
 
     Raises: SourceError: every component without safetensors weights, or without the variant asked for it.
     """
+    if problems := [*missing_weights(resolved, assembly)]:
+        raise SourceError(problems)
+
+
+def missing_weights(resolved: Resolved, assembly: Assembly) -> Iterator[Problem]:
+    """Every component whose weights are not where its config is, or not of the variant asked for."""
     modules = [component for component in assembly.loaded if component.is_module]
     folders = [component for component in modules if component.folder and not component.is_single_file]
     local = [component for component in folders if not component.source.hub_id]
-    problems = [problem for component in local for problem in _missing_weights(resolved, component)]
-    problems.extend(_variant_nowhere(resolved, assembly))
-    if problems:
-        raise SourceError(problems)
+    for component in local:
+        yield from _missing_weights(resolved, component)
+    yield from _variant_nowhere(resolved, assembly)
 
 
 def _missing_weights(resolved: Resolved, component: Component) -> Iterator[Problem]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import functools
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from dmconfig.checkpoint import FileHeaders
 from dmconfig.errors import BuildError, Code, DMConfigError, DocumentError, Problem, ResolveError, SpecError, nearest
 from dmconfig.inputs import Argument
 from dmconfig.layers import Files, read_files
-from dmconfig.phases import told_with_rest, told_with_shape, told_with_values
+from dmconfig.phases import Rules, told_with_rest, told_with_shape, told_with_values
 from dmconfig.resolve import Override, Resolved, resolve
 from dmconfig.source import Source
 from dmconfig.spec import Spec, validate_spec
@@ -86,17 +87,8 @@ def check_file(
         ones that do not follow from them.
         BuildError: the hub was to be asked, and a download failed.
     """
-    claims = tuple(overrides)
-    try:
-        resolved = resolve_file(file, claims, overlays=overlays, profile=profile)
-    except DocumentError as error:
-        raise told_with_shape(error, lambda document: resolve(document, claims, profile=profile)) from None
-    except ResolveError as error:
-        raise told_with_values(error) from None
-    try:
-        spec = validate_spec(resolved)
-    except SpecError as error:
-        raise told_with_rest(error, resolved) from None
+    resolved = _resolved(file, tuple(overrides), overlays, profile, check)
+    spec = _validated(resolved, check)
     if ask_hub:
         from dmconfig.fetch import fetch_indexes, file_headers
 
@@ -106,6 +98,49 @@ def check_file(
         fetch_indexes(resolved, spec, headers, with_configs=with_configs)
         return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec, _if_answered(headers)))
     return Checked(resolved=resolved, spec=spec, assembly=check(resolved, spec))
+
+
+def problems_of_file(
+    file: str | Path, overrides: Iterable[Override] = (), *, overlays: Files = (), profile: str | None = None
+) -> tuple[Problem, ...]:
+    """Return everything that is wrong with the spec in file: what ``check_file`` finds, weights that are not there, and
+    what is wrong with its other profiles, as ``check_profiles`` tells it.
+    """
+    claims = tuple(overrides)
+    rules = functools.partial(check, with_weights=True)
+    try:
+        resolved = _resolved(file, claims, overlays, profile, rules)
+    except DMConfigError as error:
+        return error.problems
+    found: list[Problem] = []
+    try:
+        rules(resolved, _validated(resolved, rules))
+    except DMConfigError as error:
+        found += error.problems
+    try:
+        if resolved.profiles:
+            check_profiles(resolved.profiles, file, claims, overlays=overlays, told=found)
+    except DMConfigError as error:
+        found += error.problems
+    return tuple(found)
+
+
+def _resolved(
+    file: str | Path, claims: tuple[Override, ...], overlays: Files, profile: str | None, rules: Rules
+) -> Resolved:
+    try:
+        return resolve_file(file, claims, overlays=overlays, profile=profile)
+    except DocumentError as error:
+        raise told_with_shape(error, lambda document: resolve(document, claims, profile=profile), rules) from None
+    except ResolveError as error:
+        raise told_with_values(error, rules) from None
+
+
+def _validated(resolved: Resolved, rules: Rules) -> Spec:
+    try:
+        return validate_spec(resolved)
+    except SpecError as error:
+        raise told_with_rest(error, resolved, rules) from None
 
 
 def _if_answered(headers: FileHeaders) -> FileHeaders:
@@ -119,11 +154,17 @@ def _if_answered(headers: FileHeaders) -> FileHeaders:
 
 
 def check_profiles(
-    profiles: Iterable[str], file: str | Path, overrides: Iterable[Override] = (), *, overlays: Files = ()
+    profiles: Iterable[str],
+    file: str | Path,
+    overrides: Iterable[Override] = (),
+    *,
+    overlays: Files = (),
+    told: Collection[Problem] = (),
 ) -> None:
     """Check the shape of a spec with each of these profiles: what can be known on a machine that they are not for.
 
-    A profile with variables that are not set here is checked where they are.
+    A profile with variables that are not set here is checked where they are. What is ``told`` already, of the spec
+    without them, is not told again.
 
     Raises: SpecError: what is wrong with any of them, each problem once, with the name of the profile.
     """
@@ -135,8 +176,7 @@ def check_profiles(
             validate_spec(resolve(document, claims, overlays=over, profile=profile))
         except DMConfigError as error:
             for problem in error.problems:
-                if problem.code is not Code.UNSET_VARIABLE:
+                if problem.code is not Code.UNSET_VARIABLE and problem not in told:
                     problems.setdefault(problem, profile)
     if problems:
-        told = (replace(problem, what=f"with profile {name}: {problem.what}") for problem, name in problems.items())
-        raise SpecError(told)
+        raise SpecError(replace(each, what=f"with profile {name}: {each.what}") for each, name in problems.items())

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from dmconfig.check import check
 from dmconfig.document import Document
 from dmconfig.errors import Code, DMConfigError, DocumentError, Move, Problem, ResolveError, SpecError, nearest
 from dmconfig.hints import renamed_key
@@ -18,6 +17,9 @@ from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
 from dmconfig.spec import PipelineSpec, Spec, validate_spec
 from dmconfig.validation import keys
+
+Rules = Callable[[Resolved, Spec], object]
+"""What holds a spec against its pipeline, and raises a DMConfigError with all that is wrong: ``check``."""
 
 _PIPELINE = frozenset({"pipeline", "pipelines"})
 _PARTS = _PIPELINE | {"components"}
@@ -41,6 +43,7 @@ _DEPENDS: Mapping[Code, frozenset[str]] = {
     Code.BAD_DTYPE: _PARTS,
     Code.CODE_NOT_TRUSTED: _PARTS,
     Code.PICKLE_NOT_TRUSTED: _PARTS,
+    Code.WEIGHTS_MISSING: _PARTS | {"variant", "variant_missing", "allow_pickle"},
 }
 """What a rule complains of -> the sections that can make it wrong, beside the entry that it stands in.
 
@@ -48,7 +51,7 @@ Rules that are not here look at several places, or at what is not there: they sp
 """
 
 
-def told_with_shape(error: DocumentError, resolve: Callable[[Document], Resolved]) -> DMConfigError:
+def told_with_shape(error: DocumentError, resolve: Callable[[Document], Resolved], rules: Rules) -> DMConfigError:
     """Return an error of reading with what is wrong with the shape of the rest of the file.
 
     A file of a newer version of the format says only that.
@@ -61,24 +64,24 @@ def told_with_shape(error: DocumentError, resolve: Callable[[Document], Resolved
     except ResolveError as later:
         problems += _elsewhere(later.problems, problems)
         resolved = later.resolved
-    found = problems if resolved is None else _with_later(problems, resolved)
+    found = problems if resolved is None else _with_later(problems, resolved, rules)
     return found if isinstance(found, SpecError) else DocumentError(found, error.document)
 
 
-def told_with_values(error: ResolveError) -> DMConfigError:
+def told_with_values(error: ResolveError, rules: Rules) -> DMConfigError:
     """Return an error of layers with what is wrong with the rest, where only single values could not be told."""
     if error.resolved is None:
         return error
-    found = _with_later(error.problems, error.resolved)
+    found = _with_later(error.problems, error.resolved, rules)
     return found if isinstance(found, SpecError) else ResolveError(found, error.resolved)
 
 
-def told_with_rest(error: SpecError, resolved: Resolved) -> SpecError:
+def told_with_rest(error: SpecError, resolved: Resolved, rules: Rules) -> SpecError:
     """Return an error of a spec's shape with what the rules say of the rest of the file."""
-    return SpecError([*error.problems, *_of_the_rest(resolved, error.problems)])
+    return SpecError([*error.problems, *_of_the_rest(resolved, error.problems, rules)])
 
 
-def _with_later(problems: Sequence[Problem], resolved: Resolved) -> list[Problem] | SpecError:
+def _with_later(problems: Sequence[Problem], resolved: Resolved, rules: Rules) -> list[Problem] | SpecError:
     """Problems with those of the shape and of the rules that are elsewhere; of a newer version, only that."""
     known = [*problems]
     try:
@@ -90,10 +93,10 @@ def _with_later(problems: Sequence[Problem], resolved: Resolved) -> list[Problem
         unread = Code.UNSUPPORTED_YAML in {problem.code for problem in problems}
         found = [each for each in shape.problems if not (unread and each.code is Code.MISSING_KEY)]
         known += _elsewhere(found, problems)
-    return [*known, *_of_the_rest(resolved, known)]
+    return [*known, *_of_the_rest(resolved, known, rules)]
 
 
-def _of_the_rest(resolved: Resolved, known: Sequence[Problem]) -> list[Problem]:
+def _of_the_rest(resolved: Resolved, known: Sequence[Problem], rules: Rules) -> list[Problem]:
     """What the rules say of a spec without what is known to be wrong in it; nothing where that is no spec.
 
     A problem that may come of what was left out is not told.
@@ -103,7 +106,7 @@ def _of_the_rest(resolved: Resolved, known: Sequence[Problem]) -> list[Problem]:
         data = _without(data, path)
     rest = replace(resolved, data=data)
     try:
-        check(rest, validate_spec(rest))
+        rules(rest, validate_spec(rest))
     except DMConfigError as error:
         wrong = {_section_of(problem) for problem in known}
         told = (each for each in error.problems if _is_independent(each, wrong))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -22,7 +21,6 @@ from dmconfig.cli.printing import exit_on_problems, print_json, show
 
 if TYPE_CHECKING:
     from dmconfig.errors import Problem
-    from dmconfig.resolve import Override
 
     Verdict = tuple[str, tuple[Problem, ...]]
 
@@ -40,25 +38,12 @@ def validate(
     """
     with exit_on_problems(Format.JSON if format_ is ReportFormat.JSON else Format.TEXT):
         overrides = overrides_of(set_)
-    verdicts = ((str(file), _problems_of(file, overlays or (), profile, overrides)) for file in files)
+    from dmconfig.checked import problems_of_file
+
+    verdicts = (
+        (str(file), problems_of_file(file, overrides, overlays=overlays or (), profile=profile)) for file in files
+    )
     raise typer.Exit(_report(verdicts, format_))
-
-
-def _problems_of(
-    file: Path, overlays: Sequence[Path], profile: str | None, overrides: Sequence[Override]
-) -> tuple[Problem, ...]:
-    from dmconfig.check import check_weights
-    from dmconfig.checked import check_file, check_profiles
-    from dmconfig.errors import DMConfigError
-
-    try:
-        checked = check_file(file, overrides, overlays=overlays, profile=profile)
-        check_weights(checked.resolved, checked.assembly)
-        if checked.resolved.profiles:
-            check_profiles(checked.resolved.profiles, file, overrides, overlays=overlays)
-    except DMConfigError as error:
-        return error.problems
-    return ()
 
 
 def _report(verdicts: Iterator[Verdict], format_: ReportFormat) -> int:

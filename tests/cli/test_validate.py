@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -183,3 +184,39 @@ def test_validate_as_a_program_imports_no_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "0 set()"
+
+
+def codes_of(result: Result) -> list[str]:
+    """The codes of the problems on stderr, with their lines."""
+    heads = [line for line in result.stderr.splitlines() if line.startswith("error[")]
+    return [f"{head[6:11]} {head.rpartition(':')[0].rpartition(':')[2]}" for head in heads]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("group_offload: {use_stream: true}", "DM308"), ("group_offload: {type: leaf_level}", "DM210")],
+    ids=["rule", "shape"],
+)
+def test_validate_tells_missing_weights_beside_what_else_is_wrong(tmp_path: Path, line: str, code: str) -> None:
+    """Weights that are not there and something wrong elsewhere in the file are two problems of one run."""
+    folder = tmp_path / "pipeline"
+    shutil.copytree(ROOT / "examples" / "digits" / "pipeline", folder)
+    for weights in (folder / "unet").glob("*.safetensors"):
+        weights.unlink()
+    file = tmp_path / "spec.yaml"
+    file.write_text(f"version: 1\npipeline:\n  source: {folder}\n{line}\n")
+    result = validate(file)
+    assert result.exit_code == 2
+    assert codes_of(result) == ["DM404 3", f"{code} 4"]
+
+
+def test_validate_tells_a_wrong_profile_beside_a_wrong_file_and_nothing_twice(tmp_path: Path) -> None:
+    """A profile's problem waits for no other; one of the file itself, which every profile has too, is told once."""
+    file = spec_in(
+        tmp_path, "device_map: balaned\nreserve: 2 gigs\nprofiles:\n  a: {device_map: cpu:1}\n  b: {low_memory: much}\n"
+    )
+    result = validate(file)
+    assert (result.exit_code, sorted(codes_of(result))) == (2, sorted(codes_of(result)))
+    lines = [code.partition(" ")[2] for code in codes_of(result)]
+    assert sorted(lines) == ["4", "5", "7", "8"]
+    assert result.stderr.count("with profile ") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ CASES = [
 ]
 """The right specs that are one file alone."""
 BREAKS_PER_FILE = 60
+RULES = functools.partial(check, with_weights=True)
 
 
 def entries(data: Any, path: ConfigPath = ()) -> Iterator[ConfigPath]:
@@ -57,13 +59,13 @@ def problems_of(text: str, folder: Path) -> tuple[Problem, ...]:
     try:
         resolved = resolve(parse_document(text, name="spec.yaml", folder=folder), environ={})
     except ResolveError as error:
-        return told_with_values(error).problems
+        return told_with_values(error, RULES).problems
     try:
         spec = validate_spec(resolved)
     except SpecError as error:
-        return told_with_rest(error, resolved).problems
+        return told_with_rest(error, resolved, RULES).problems
     try:
-        check(resolved, spec)
+        RULES(resolved, spec)
     except DMConfigError as error:
         return error.problems
     return ()
