@@ -255,3 +255,12 @@ def test_all_promised_examples_are_there() -> None:
     """The examples a newcomer is pointed to exist."""
     promised = {"digits", "digits-two-gpus", "digits-low-memory", "sdxl-two-gpus", "flux-24gib", "wan-2x24"}
     assert {file.stem for file in EXAMPLES} >= promised
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_named_tuples_have_no_default_of_a_dataclass(file: Path) -> None:
+    """``field(...)`` is no default there, and no type checker says so: the value would be the description of one."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef) and "NamedTuple" in map(ast.unparse, node.bases):
+            defaults = [ast.unparse(each.value) for each in node.body if isinstance(each, ast.AnnAssign) and each.value]
+            assert not [default for default in defaults if default.startswith("field(")], node.name
