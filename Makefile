@@ -20,7 +20,8 @@ PYTEST = DMCONFIG_CACHE="$$(pwd)/build/cache" $(ONE_THREAD) $(BIN)/python -m pyt
 MATRIX = build/matrix
 # What `make test-matrix` runs: the part that reaches into torch. Where CUDA is real, virtual devices need it hidden.
 MATRIX_TESTS = tests/unit/virtual tests/integration/test_placements.py tests/integration/test_split.py \
-  tests/integration/test_life.py tests/integration/test_models.py
+  tests/integration/test_life.py tests/integration/test_models.py tests/integration/test_adapters.py \
+  tests/integration/test_connected_pipelines.py tests/integration/test_rehearse_changes.py
 HIDDEN = CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES=-1 ONEAPI_DEVICE_SELECTOR='*:cpu'
 
 help: ## this list

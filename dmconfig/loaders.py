@@ -93,7 +93,7 @@ def load_module(cls: Any, component: Component, assignment: Assignment) -> Any:
     dtype = assignment.dtype
     if not component.is_single_file:
         more = _quantised(component, assignment)
-        return _from_folder(cls, component, dtype, str(component.folder), component_weights(component), **more)
+        return _from_folder(cls, dtype, str(component.folder), component_weights(component), **more)
     file, config = component.source.path, config_folder_of(component)
     if file is not None and (told := _told_config(component, config)):
         if component.source.is_gguf:
@@ -125,14 +125,12 @@ def _quantised(component: Component, assignment: Assignment) -> dict[str, Any]:
     return told
 
 
-def _from_folder(
-    cls: Any, component: Component, dtype: str, folder: str, files: WeightFiles | None, **quantised: Any
-) -> Any:
+def _from_folder(cls: Any, dtype: str, folder: str, files: WeightFiles | None, **quantised: Any) -> Any:
     import torch
 
     module, info = cls.from_pretrained(
         folder,
-        **{_dtype_argument(component.library): getattr(torch, dtype)},
+        **{_dtype_argument(cls): getattr(torch, dtype)},
         variant=files.variant if files else None,
         use_safetensors=files is None or not files.is_pickle,
         local_files_only=True,
@@ -155,7 +153,7 @@ def _from_gguf(cls: Any, file: Path, told: Mapping[str, Any], dtype: str) -> Any
         **told,
         quantization_config=quantization,
         local_files_only=True,
-        **{_dtype_argument("diffusers"): compute},
+        **{_dtype_argument(cls): compute},
     )
 
 
@@ -178,7 +176,7 @@ def _single_file(cls: Any, file: Path, told: Mapping[str, Any], dtype: str) -> A
             str(file),
             **told,
             local_files_only=True,
-            **{_dtype_argument("diffusers"): getattr(torch, dtype)},
+            **{_dtype_argument(cls): getattr(torch, dtype)},
         )
     except NotImplementedError as error:  # a tensor is on meta still: accelerate says so, and not which
         names = ", ".join(_lacking(cls, file, told)[:3]) or "some of the model's tensors"
@@ -255,7 +253,7 @@ def _from_config_and_weights(cls: Any, component: Component, file: Path, config:
         name = next(name for name in names if not name.endswith(".json"))
         (folder / name).symlink_to(file.resolve())
         files = WeightFiles(folder, (folder / name,), None, None, is_pickle=component.source.is_pickle)
-        return _from_folder(cls, component, dtype, str(folder), files)
+        return _from_folder(cls, dtype, str(folder), files)
 
 
 def _whole(module: Any) -> Any:
@@ -280,9 +278,12 @@ def _refuse_random_weights(info: Mapping[str, Any]) -> None:
             raise ValueError(f"{what} {', '.join(names[:3])}{more}")
 
 
-def _dtype_argument(library: str) -> str:
-    """Both libraries renamed torch_dtype to dtype: transformers before 4.57, diffusers in 0.42."""
-    if library == "diffusers":
+def _dtype_argument(cls: Any) -> str:
+    """Both libraries renamed torch_dtype to dtype: transformers before 4.57, diffusers in 0.42.
+
+    The class tells whose it is: a pipeline's own module may be of either.
+    """
+    if hasattr(cls, "load_config"):
         import diffusers
 
         major, minor = (int(part) for part in diffusers.__version__.split(".")[:2])

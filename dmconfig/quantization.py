@@ -7,6 +7,7 @@ linear layers it converts, which is asked of the class itself, built from its co
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from dmconfig.errors import Code, Problem, nearest
 from dmconfig.facts import CallParameter, method_parameters
 from dmconfig.paths import ConfigPath
 from dmconfig.resolve import Resolved
-from dmconfig.spec import DTYPES, QuantizationSpec, Spec
+from dmconfig.spec import DTYPES, QuantizationBackend, QuantizationSpec, Spec
 
 if TYPE_CHECKING:
     from dmconfig.assembly import Assembly, Component
@@ -345,8 +346,7 @@ def converted_layers(module: Any, asked: QuantizationSpec) -> Iterator[tuple[str
     linear = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
     skip = asked.quant_kwargs.get("llm_int8_skip_modules", asked.quant_kwargs.get("modules_to_not_convert"))
     if not hasattr(module, "load_config"):
-        suffix = ".weight" if asked.quant_backend == "torchao" else ""
-        yield from _converted_by_transformers(module, linear, skip, suffix)
+        yield from _converted_by_transformers(module, linear, skip, asked.quant_backend)
         return
     kept = [*(skip or ()), *(module._keep_in_fp32_modules or ())]
     for path, layer in linear:
@@ -358,14 +358,29 @@ def converted_layers(module: Any, asked: QuantizationSpec) -> Iterator[tuple[str
 
 
 def _converted_by_transformers(
-    module: Any, linear: Iterable[tuple[str, Any]], skip: list[str] | None, suffix: str
+    module: Any, linear: Iterable[tuple[str, Any]], skip: list[str] | None, backend: QuantizationBackend
 ) -> Iterator[tuple[str, Any]]:
     """As transformers asks: torchao of the weight by its name, so T5's ``wo`` is converted; others of the layer."""
+    from transformers.quantizers import quantizers_utils
     from transformers.quantizers.base import HfQuantizer
-    from transformers.quantizers.quantizers_utils import should_convert_module
 
     kept = HfQuantizer.get_modules_to_not_convert(module, skip, module._keep_in_fp32_modules)
-    return ((path, layer) for path, layer in linear if should_convert_module(path + suffix, kept))
+    suffix = ".weight" if backend == "torchao" else ""
+    of_all = getattr(quantizers_utils, "should_convert_module", None)
+    converts: Callable[[str, list[str]], bool] = of_all or functools.partial(_converts_before_5, backend)
+    return ((path, layer) for path, layer in linear if converts(path + suffix, kept))
+
+
+def _converts_before_5(backend: QuantizationBackend, name: str, kept: list[str]) -> bool:
+    """Whether transformers 4.57 converts a layer, or a weight, of this name; each backend had a rule of its own.
+
+    Source: transformers 4.57 integrations/bitsandbytes.py (_replace_with_bnb_linear), integrations/quanto.py
+        (replace_with_quanto_layers), quantizers/quantizer_torchao.py (param_needs_quantization).
+    """
+    if backend == "quanto":
+        return not any(key in name for key in kept)
+    is_kept = any(f"{key}." in name or key == name for key in kept)
+    return not is_kept and (backend == "torchao" or name.rpartition(".")[2] not in kept)
 
 
 # Loading

@@ -9,11 +9,13 @@ import pytest
 from dmconfig.errors import SpecError
 from dmconfig.quantization import (
     LinearShape,
+    _converts_before_5,
     bitsandbytes_4bit_bytes,
     bitsandbytes_8bit_bytes,
     quanto_bytes,
     torchao_bytes,
 )
+from dmconfig.spec import QuantizationBackend
 from tests.conftest import DIGITS, checked_from, inventory, only_problem, plan_from
 
 DOUBLE = {"bnb_4bit_use_double_quant": True}
@@ -131,3 +133,24 @@ def test_b105_auto_leaves_8bit_weights_where_they_are_allowed() -> None:
     (unet,) = [each for each in plan.assignments if each.component == "unet"]
     assert unet.residency.value == "always"
     assert unet.execution_device != "cpu"
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "is_converted"),
+    [
+        ("bitsandbytes_4bit", "block.0.wo", False),
+        ("bitsandbytes_4bit", "block.0.wo_2", True),
+        ("bitsandbytes_8bit", "lm_head", False),
+        ("bitsandbytes_8bit", "wo.inner", False),
+        ("torchao", "block.0.wo.weight", False),
+        ("torchao", "block.0.two.weight", False),  # its rule looks for "wo." anywhere
+        ("torchao", "block.0.wi.weight", True),
+        ("quanto", "block.0.wo_2", False),  # and quanto's for "wo"
+        ("quanto", "block.0.wi", True),
+    ],
+)
+def test_transformers_before_5_converts_by_a_rule_of_each_backend(
+    backend: QuantizationBackend, name: str, is_converted: bool
+) -> None:
+    """What transformers 4.57 leaves alone of a component that keeps ``wo`` and ``lm_head``."""
+    assert _converts_before_5(backend, name, ["wo", "lm_head"]) is is_converted
