@@ -20,7 +20,7 @@ import yaml
 from yaml import events
 
 from dmconfig.errors import Code, DocumentError, Edit, Problem
-from dmconfig.hints import plain_word
+from dmconfig.hints import no_boolean, plain_word
 from dmconfig.paths import ROOT, ConfigPath, Location, lines_of
 from dmconfig.secrets import HIDDEN, is_secret_key
 
@@ -337,7 +337,10 @@ class _Builder:
             return parse_scalar("" if refusal.code is Code.TOO_LARGE else text)
         meant = None if is_key or refusal.code is Code.TOO_LARGE else plain_word(path, text)
         edits = () if meant is None else (Edit(location=self._location(event), old=text, new=meant),)
-        fix = refusal.fix if meant is None else f"{'write' if meant.isalpha() else 'quote it:'} {meant}"
+        if meant is not None:
+            fix = f"{'write' if meant.isalpha() else 'quote it:'} {meant}"
+        else:
+            fix = (None if is_key else no_boolean(path, text)) or refusal.fix
         self._problem(event, refusal.code, refusal.what, fix, path, edits=edits)
         return None if refusal.code is Code.TOO_LARGE else parse_scalar(text)
 

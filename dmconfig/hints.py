@@ -281,6 +281,18 @@ def plain_word(path: ConfigPath, text: str) -> str | None:
             return None
 
 
+def no_boolean(path: ConfigPath, text: str) -> str | None:
+    """Return what to do about a yes or no where the key takes words, devices or sizes of its own; else None."""
+    path = path[2:] if path[:1] == ("profiles",) else path
+    match path:
+        case _ if text.lower() not in _YES_OR_NO or path[:1] == ("call",):
+            return None
+        case (*_, "dtype" | "variant_missing" | "execution_device") | ("device_map" | "max_memory" | "reserve", *_):
+            return f"it is no switch: dmconfig explain {'.'.join(map(str, path))} tells what it takes"
+        case _:
+            return None
+
+
 def newer_version(noun: str, found: int, known: int) -> tuple[str, str]:
     """Return what is said of a file whose version is newer than the one that is known, and what to do about it."""
     return f"{noun} {found}; this dmconfig reads version {known}", "upgrade dmconfig: pip install --upgrade dmconfig"
