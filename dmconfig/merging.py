@@ -77,8 +77,7 @@ class Node:
         return [node.plain for node in self.value] if isinstance(self.value, tuple) else self.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(NamedTuple):
     """A tree and its strength: ``extends`` are the names of layers of the same stage that it is over."""
 
     stage: Stage

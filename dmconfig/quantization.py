@@ -11,7 +11,6 @@ import functools
 import importlib.util
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dmconfig.errors import Code, Problem, nearest
@@ -30,8 +29,7 @@ _IN_FILES = "its weights are made while they are loaded, so no file holds them"
 _BNB_ON_CPU = "bitsandbytes quantises while weights are moved to an accelerator"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
+class Backend(NamedTuple):
     """A library that quantises.
 
     ``refuses``: ways of placing it does not allow, in the words of the file (``model``, ``sequential``, ``group``,
@@ -41,7 +39,7 @@ class Backend:
     package: str
     module: str
     config_class: str
-    refuses: Mapping[str, str] = field(default_factory=dict)
+    refuses: Mapping[str, str]
 
 
 _QUANTISED = {"sequential": _BY_LAYER, "split": _IN_PARTS, "disk": _IN_FILES}

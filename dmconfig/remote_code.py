@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,8 +60,7 @@ _FORBIDS = "DIFFUSERS_DISABLE_REMOTE_CODE"
 _YES = ("1", "ON", "YES", "TRUE")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCode:
+class OwnCode(NamedTuple):
     """A class in code that a source brings along and that the file grants to be run.
 
     ``origin`` is the source as it is written, ``reason`` what the file says of it, at ``path``.
@@ -194,7 +192,7 @@ def _pipeline_in(code: OwnCode) -> tuple[PipelineFacts, OwnCode]:
     if facts is None:
         what = f"{code.files.files[0].path.name} has no pipeline class {name!r}"
         raise _bad(what, fix=_has(own_pipelines(code.files)))
-    return facts, replace(code, class_name=name)
+    return facts, code._replace(class_name=name)
 
 
 def _asking_for_custom(asked: PipelineSpec) -> Asking:

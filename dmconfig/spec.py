@@ -2,15 +2,15 @@
 
 Rules across entries (does that component exist, does it fit) are in ``check``; this module never looks at a
 pipeline or a machine. Field descriptions are the documentation that editors show, through ``schema``.
-"""
 
-from __future__ import annotations
+Annotations are not postponed here: pydantic would compile every one of them at each start.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from dmconfig.devices import (
@@ -202,7 +202,7 @@ Devices = Annotated[
 Execution = Annotated[
     Annotated[Device, Tag("(device)")] | Annotated[Devices, Tag("(list)")], Discriminator(_device_or_list)
 ]
-DeviceBudget = Annotated[Budget, BeforeValidator(_budget, json_schema_input_type=written_as(_BUDGET_SCHEMA))]
+DeviceBudget = Annotated[Budget, PlainValidator(_budget, json_schema_input_type=written_as(_BUDGET_SCHEMA))]
 Dtype = Annotated[str, BeforeValidator(_dtype), Field(json_schema_extra={"enum": _LOADABLE})]
 Word = Annotated[
     str,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
@@ -46,8 +45,7 @@ class Section(NamedTuple):
     word: str = "device"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileKind(Generic[M]):
+class FileKind(NamedTuple, Generic[M]):
     """One kind of file: its model, its version, and what is said of one that is not right.
 
     ``noun`` begins the sentence that a newer version is told with. ``translate`` makes a problem of one of pydantic's

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,7 +322,7 @@ def test_layers_of_one_stage_are_only_over_what_they_extend() -> None:
     one, two = layer("a: 1"), layer("a: 1", name="two.yaml")
     assert not one.is_over(two)
     assert not two.is_over(one)
-    assert replace(two, stage=Stage.PROFILE).is_over(one)
+    assert two._replace(stage=Stage.PROFILE).is_over(one)
     assert not one.is_over(one)
 
 
