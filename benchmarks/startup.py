@@ -1,9 +1,10 @@
 """Time what people wait for before anything loads: each verb that only looks, as a whole process, and the import.
 
 Every run is a process of its own, so that start-up counts, with compiled modules, as an installed package has them.
-Each command is run once to warm the caches, then ``--rounds`` times. The median of the wall time counts; where a
-machine is shared, that says little, so a command is also fine when the median of its processor time is below the limit.
-One more run tells whether a heavy package was imported. ``validate`` of 100 files in one run has a limit of its own.
+Each command is run once to warm the caches, then ``--rounds`` times, all of them in turn. The median of the wall time
+counts; where a machine is shared, that says little, so a command is also fine when the median of its processor time is
+below the limit. One more run tells whether a heavy package was imported. ``validate`` of 100 files in one run has a
+limit of its own.
 The exit code is 1 when a limit is broken or a command fails.
 
     python benchmarks/startup.py [--rounds 15]
@@ -33,73 +34,55 @@ sizes are on the hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """What one command takes, and what is wrong with it."""
+class Subject:
+    """A command that is timed: what it is called, its limit, and how it may end."""
 
-    subject: str
-    took: Took
+    name: str
+    command: Sequence[str]
     limit_s: float
-    complaints: tuple[str, ...] = ()
+    exits: Collection[int] = (0,)
 
-    @property
-    def verdict(self) -> str:
-        """``ok``, or everything that is wrong."""
-        slow = [] if min(self.took.clock_s, self.took.processor_s) < self.limit_s else ["too slow"]
-        return ", ".join([*self.complaints, *slow]) or "ok"
+    def complaints(self, environment: Mapping[str, str]) -> list[str]:
+        """Return what is wrong with it beside the time it takes. The run fills the caches."""
+        _, exit_code = run_process(self.command, environment)
+        wrong_end = [] if exit_code in self.exits else [f"exit code {exit_code}"]
+        return wrong_end + [f"imports {name}" for name in heavy_imports(self.command)]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopwatch:
-    """How commands are timed: in which environment, and how often."""
-
-    environment: Mapping[str, str]
-    rounds: int
-
-    def of_command(
-        self, arguments: Sequence[str], limit_s: float = LIMIT_S, *, subject: str = "", exits: Collection[int] = (0,)
-    ) -> Measurement:
-        """Return how long ``dmconfig ARGUMENTS`` takes once the caches are warm."""
-        return self.of([*DMCONFIG, *arguments], subject or f"dmconfig {' '.join(arguments)}", limit_s, exits)
-
-    def of(
-        self, command: Sequence[str], subject: str, limit_s: float = LIMIT_S, exits: Collection[int] = (0,)
-    ) -> Measurement:
-        """Return how long a command takes once the caches are warm."""
-        _, exit_code = run_process(command, self.environment)
-        complaints = [f"imports {name}" for name in heavy_imports(command)]
-        runs = [run_process(command, self.environment)[0] for _ in range(self.rounds)]
-        return Measurement(
-            subject=subject,
-            took=medians(runs),
-            limit_s=limit_s,
-            complaints=tuple([f"exit code {exit_code}"] * (exit_code not in exits) + complaints),
-        )
+    def verdict(self, took: Took, complaints: Sequence[str]) -> str:
+        """Return ``ok``, or everything that is wrong."""
+        slow = [] if min(took.clock_s, took.processor_s) < self.limit_s else ["too slow"]
+        return ", ".join([*complaints, *slow]) or "ok"
 
 
-def measurements(stopwatch: Stopwatch) -> Iterator[Measurement]:
-    """Yield the measurement of every verb that only looks, and of the two that look at every example."""
-    yield stopwatch.of([sys.executable, "-c", LIBRARIES], "for scale: import typer, pydantic, yaml", inf)
-    yield stopwatch.of([sys.executable, "-c", "import dmconfig"], "import dmconfig")
-    yield stopwatch.of_command(["--version"], VALIDATE_LIMIT_S)
-    for arguments in (
-        ["config", EXAMPLE],
-        ["explain", "max_memory"],
-        ["explain", "DM202"],
-        ["schema"],
-        ["fix", "--check", EXAMPLE],
-        ["plan", EXAMPLE, "--gpus", "24GiB", "--ram", "64GiB"],
-    ):
-        yield stopwatch.of_command(arguments)
+def verb(
+    arguments: Sequence[str], limit_s: float = LIMIT_S, *, name: str = "", exits: Collection[int] = (0,)
+) -> Subject:
+    """Return ``dmconfig ARGUMENTS`` as what is timed."""
+    name = name or f"dmconfig {' '.join(arguments)}"
+    return Subject(name=name, command=[*DMCONFIG, *arguments], limit_s=limit_s, exits=exits)
+
+
+def subjects(folder: Path) -> Iterator[Subject]:
+    """Yield every verb that only looks, and the two that look at every example; folder is for files of ours."""
+    yield Subject(
+        name="for scale: import typer, pydantic, yaml", command=[sys.executable, "-c", LIBRARIES], limit_s=inf
+    )
+    yield Subject(name="import dmconfig", command=[sys.executable, "-c", "import dmconfig"], limit_s=LIMIT_S)
+    yield verb(["--version"], VALIDATE_LIMIT_S)
+    yield verb(["config", EXAMPLE])
+    yield verb(["explain", "max_memory"])
+    yield verb(["explain", "DM202"])
+    yield verb(["schema"])
+    yield verb(["fix", "--check", EXAMPLE])
+    yield verb(["plan", EXAMPLE, "--gpus", "24GiB", "--ram", "64GiB"])
     for example in sorted(str(file.relative_to(ROOT)) for file in (ROOT / "examples").glob("*.yaml")):
-        yield stopwatch.of_command(["validate", example], VALIDATE_LIMIT_S)
-        yield stopwatch.of_command(["plan", example], exits=PLANNED_OR_NOT)
-    with tempfile.TemporaryDirectory() as folder:
-        text = (ROOT / EXAMPLE).read_text(encoding="utf-8").replace("./digits", str(ROOT / "examples" / "digits"))
-        files = [Path(folder, f"{number}.yaml") for number in range(MANY)]
-        for file in files:
-            file.write_text(text, encoding="utf-8")
-        subject = f"dmconfig validate, {MANY} files"
-        yield stopwatch.of_command(["validate", *map(str, files)], MANY_LIMIT_S, subject=subject)
+        yield verb(["validate", example], VALIDATE_LIMIT_S)
+        yield verb(["plan", example], exits=PLANNED_OR_NOT)
+    text = (ROOT / EXAMPLE).read_text(encoding="utf-8").replace("./digits", str(ROOT / "examples" / "digits"))
+    files = [folder / f"{number}.yaml" for number in range(MANY)]
+    for file in files:
+        file.write_text(text, encoding="utf-8")
+    yield verb(["validate", *map(str, files)], MANY_LIMIT_S, name=f"dmconfig validate, {MANY} files")
 
 
 def main() -> None:
@@ -110,11 +93,18 @@ def main() -> None:
     width = min(shutil.get_terminal_size().columns - 40, 56)
     print(f"{'median of whole processes':<{width}}  {'wall s':>7}  {'cpu s':>6}  {'limit':>5}")
     is_fine = True
-    with tempfile.TemporaryDirectory() as cache:
-        for row in measurements(Stopwatch(environment=installed_environment(Path(cache)), rounds=rounds)):
-            took = f"{row.took.clock_s:7.3f}  {row.took.processor_s:6.3f}"
-            print(f"{row.subject:<{width}}  {took}  {row.limit_s:5.2f}  {row.verdict}")
-            is_fine = is_fine and row.verdict == "ok"
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as folder:
+        environment = installed_environment(Path(cache))
+        timed = [*subjects(Path(folder))]
+        complaints = [subject.complaints(environment) for subject in timed]
+        # in turn, so that a moment in which the machine is slow falls on none alone
+        runs = [[run_process(subject.command, environment)[0] for subject in timed] for _ in range(rounds)]
+        for subject, wrong, each in zip(timed, complaints, zip(*runs, strict=True), strict=True):
+            took = medians(each)
+            verdict = subject.verdict(took, wrong)
+            figures = f"{took.clock_s:7.3f}  {took.processor_s:6.3f}  {subject.limit_s:5.2f}"
+            print(f"{subject.name:<{width}}  {figures}  {verdict}")
+            is_fine = is_fine and verdict == "ok"
     sys.exit(not is_fine)
 
 
