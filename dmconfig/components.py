@@ -70,6 +70,9 @@ def unknown_config_values(
 _SEVERAL = re.compile(r"Multi[A-Z]")
 """In the name of a class that wraps several models; ``MultilingualCLIP`` is one model."""
 
+_NOTHING_ASKED = ComponentSpec.model_construct()
+"""Of a component that the file says nothing of."""
+
 
 def _wrappers(slot: ComponentSlot) -> tuple[str, ...]:
     """The classes of a slot that wrap several models of another of its classes: ``MultiControlNetModel``."""
@@ -132,8 +135,8 @@ class Assembler:
             if not slot.optional:
                 raise SpecError([self._missing(name, left_out=left_out)])
             return None
-        asked = asked or ComponentSpec.model_construct()
-        if listed is not None and asked == ComponentSpec.model_construct() and listed.class_name in _wrappers(slot):
+        asked = asked or _NOTHING_ASKED
+        if listed is not None and asked == _NOTHING_ASKED and listed.class_name in _wrappers(slot):
             asked = self._saved_together(name)
         if isinstance(asked, tuple):
             return self._several(slot, asked)
@@ -156,7 +159,7 @@ class Assembler:
             raise SpecError([self._unknown_class(slot, entry, asked, origin)])
         if self.file is not None and placed.source is None and is_module_class(facts):
             if not self._is_in_file(name, facts):
-                if slot.optional and asked == ComponentSpec.model_construct():
+                if slot.optional and asked == _NOTHING_ASKED:
                     return None  # as diffusers leaves the safety checker out
                 raise SpecError([self._not_in_file(name)])
             origin = _Origin(self.file, origin.folder, self.source, shares_file=True)
@@ -314,7 +317,7 @@ class Assembler:
             facts=facts,
             folder=None,
             path=self._path(slot.name),
-            asked=ComponentSpec.model_construct(),
+            asked=_NOTHING_ASKED,
             parts=tuple(parts),
             refused=refused,
         )
@@ -323,7 +326,7 @@ class Assembler:
         """What a pipeline saved with several models in one place has: folders ``controlnet``, ``controlnet_1``, ..."""
         folder = self.source.folder
         if folder is None:
-            return ComponentSpec.model_construct()
+            return _NOTHING_ASKED
         names = [name, *(f"{name}_{index}" for index in range(1, len(list(folder.iterdir()))))]
         there = itertools.takewhile(lambda each: (folder / each).is_dir(), names)
         return tuple(ComponentSpec(subfolder=each) for each in there)

@@ -319,9 +319,9 @@ _WEIGHS: Mapping[str, Callable[[LinearShape, Mapping[str, Any]], int]] = {
 
 def quantised_sizes(module: Any, asked: QuantizationSpec, dtype: str) -> Iterator[tuple[str, int]]:
     """Yield name and bytes of every tensor of a component built on meta, once it is loaded in dtype and quantised."""
-    weights = {f"{path}.weight": layer for path, layer in converted_layers(module, asked)}
     from dmconfig.footprint import module_bytes
 
+    weights = {f"{path}.weight": layer for path, layer in converted_layers(module, asked)}
     for name, nbytes in module_bytes(module, dtype):
         layer = weights.get(name)
         yield name, nbytes if layer is None else layer_bytes(module, layer, asked, nbytes // layer.weight.numel())

@@ -307,10 +307,10 @@ def cast_sizes(module: Any, asked: ComponentSpec, dtype: str) -> Iterator[tuple[
 
     diffusers itself casts, so what it leaves as it is is left.
     """
-    casting = casting_of(asked)
-    assert casting is not None  # noqa: S101 - the caller has looked
     from dmconfig.footprint import module_bytes
 
+    casting = casting_of(asked)
+    assert casting is not None  # noqa: S101 - the caller has looked
     before = [*module_bytes(module, dtype)]
     cast_by_layer(module, asked, dtype)
     after = dict((*module.named_parameters(), *module.named_buffers()))
